@@ -141,10 +141,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         without = [item for item in items if item.get_closest_marker("on_device") is None]
         config.hook.pytest_deselected(items=without)
         items[:] = [item for item in items if item not in without]
-    for item in items:
-        long = item.get_closest_marker("slow") or item.get_closest_marker("soak")
-        if long and not item.get_closest_marker("timeout"):
-            item.add_marker(pytest.mark.timeout(900))
     places = {(Path(__file__).parent / name).resolve(): place for place, name in enumerate(LONGEST)}
     items.sort(key=lambda item: places.get(item.path, len(places)))
 

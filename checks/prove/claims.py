@@ -291,7 +291,7 @@ def hostile_input(proof: Proof) -> str:
     pickle.dump({"shared.weight": _Opens(str(marker))}, content)
     (model / "pytorch_model.bin").write_bytes(content.getvalue())
     process = proof.start("pretrain", "import", str(model), str(out))
-    output = process.communicate(timeout=120)[0].strip().splitlines()
+    output = process.communicate()[0].strip().splitlines()
     if marker.exists():
         raise Wrong("its code was run")
     if process.returncode == 0 or "Traceback" in "".join(output) or out.exists():

@@ -20,7 +20,7 @@ ROWS, MICRO = 16, 4  # of a step; of a micro-batch
 RATE, DECAY, CLIP = 2e-3, 0.1, 0.5
 EPS = 1e-5  # with 1e-8, AdamW makes whole steps of gradients that are nothing but rounding
 SEED_OF_RUNS = 5
-_SECONDS = 300.0  # for one command
+_SECONDS = 3600.0  # for one command: more than any takes on a slow machine, so that one that hangs ends
 MODEL = {
     "family": "t5",
     "d_model": 48,

@@ -306,29 +306,22 @@ class Reader:
         objective = objective or self._objective
         if self.corpus.manifest.rows.apply_at == "build":
             return examples_in(blocks, rows)
-        whole = rows_in(blocks, rows)
+        whole, columns = rows_in(blocks, rows), {name: column_in(blocks, rows, name) for name in objective.columns}
         if parts > 1:
-            return self._examples_of_parts(whole, ids, epochs, objective, parts)
-        columns = {name: column_in(blocks, rows, name) for name in objective.columns}
+            whole, ids, epochs = _cut(whole, objective.raw_length, parts), _parts(ids, parts), np.repeat(epochs, parts)
+            columns = {}
         keys = noise_keys(self.corpus.manifest.seed, self.split, epochs, ids)
-        return objective.apply(whole, keys, self._vocabulary, columns)
-
-    def _examples_of_parts(
-        self, rows: Padded, ids: np.ndarray, epochs: np.ndarray, objective: Objective, parts: int
-    ) -> Examples:
-        length = objective.raw_length
-        values = np.zeros((len(ids), parts * length), dtype=rows.values.dtype)
-        values[:, : rows.values.shape[1]] = rows.values[:, : parts * length]
-        lengths = np.clip(rows.lengths[:, None] - length * np.arange(parts), 0, length).ravel()
-        numbers = np.repeat(ids, parts) * parts + np.tile(np.arange(parts), len(ids))
-        keys = noise_keys(self.corpus.manifest.seed, self.split, np.repeat(epochs, parts), numbers)
-        accepted = {one: objective.accepts(one) for one in set(lengths.tolist())}
-        long_enough = np.array([accepted[one] for one in lengths.tolist()])
-        if not long_enough.any():
-            return _empty(len(lengths), self._vocabulary.eos)
-        cut = Padded(values.reshape(-1, length)[long_enough], lengths[long_enough])
-        examples = objective.apply(cut, keys[long_enough], self._vocabulary, {})
-        return examples if long_enough.all() else self._with_empty(examples, long_enough)
+        accepted = np.ones(len(ids), dtype=bool)
+        if objective != self._objective:  # which takes all rows of the corpus
+            known = {length: objective.accepts(length) for length in set(whole.lengths.tolist())}
+            accepted = np.array([known[length] for length in whole.lengths.tolist()])
+        if accepted.all():
+            return objective.apply(whole, keys, self._vocabulary, columns)
+        if not accepted.any():
+            return _empty(len(ids), self._vocabulary.eos)
+        some = Padded(whole.values[accepted], whole.lengths[accepted])
+        columns = {name: column[accepted] for name, column in columns.items()}
+        return self._with_empty(objective.apply(some, keys[accepted], self._vocabulary, columns), accepted)
 
     def _found(self, ids: np.ndarray) -> tuple[np.ndarray, list[Block], list[int]]:
         """Finds the rows `ids` (n,) in their blocks.
@@ -356,6 +349,19 @@ class Reader:
             shard, offset = self.blocks.shards[self.blocks.shard[number]], int(self.blocks.offset[number])
             self.skipped.append(Skipped(self.corpus.fingerprint, shard, offset, str(error)))
             return None
+
+
+def _cut(rows: Padded, length: int, parts: int) -> Padded:
+    """Each row cut into `parts` rows of `length`; the last ones of a short row are shorter, or empty."""
+    values = np.zeros((len(rows.values), parts * length), dtype=rows.values.dtype)
+    values[:, : rows.values.shape[1]] = rows.values[:, : parts * length]
+    lengths = np.clip(rows.lengths[:, None] - length * np.arange(parts), 0, length).ravel()
+    return Padded(values.reshape(-1, length), lengths)
+
+
+def _parts(ids: np.ndarray, parts: int) -> np.ndarray:
+    """The numbers of the parts of the rows `ids`."""
+    return np.repeat(ids, parts) * parts + np.tile(np.arange(parts), len(ids))
 
 
 def _empty(rows: int, eos: int, beside: Examples | None = None) -> Examples:

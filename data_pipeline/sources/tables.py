@@ -1,6 +1,7 @@
 """Tables with a column of text: Parquet, and Arrow as IPC streams (`datasets.save_to_disk`) or IPC files (Feather)."""
 
 import io
+import itertools
 from collections.abc import Iterator, Sequence
 from datetime import datetime
 from functools import partial
@@ -125,7 +126,7 @@ class ParquetTable:
         names = [*dict.fromkeys(".".join(path) for path in columns)]
         for group in range(self._file.num_row_groups):
             described = self._file.metadata.row_group(group)
-            left = described.num_rows
+            left = max(0, described.num_rows)  # a damaged footer may have a negative number
             try:
                 for batch in self._file.iter_batches(_ROWS, [group], names):
                     rows = _values(batch, columns)
@@ -136,7 +137,7 @@ class ParquetTable:
             except _UNREADABLE as error:
                 yield _Lost(left, f"row group {group}", one_line(error))
             # by rows: asking for the sizes of columns aborts the process if their statistics are damaged
-            self._advance(self._bytes * described.num_rows // max(1, self._file.metadata.num_rows))
+            self._advance(self._bytes * max(0, described.num_rows) // max(1, self._file.metadata.num_rows))
 
 
 class ArrowTable:
@@ -153,10 +154,11 @@ class ArrowTable:
         self.schema = self._reader.schema
 
     def rows(self, columns: list[_Path]) -> Iterator[_Rows]:
-        for batch in self._batches():
+        for batch in self.batches():
             yield _values(batch, columns)
 
-    def _batches(self) -> Iterator[Any]:
+    def batches(self) -> Iterator[Any]:
+        """Raises ArrowInvalid for a stream without its end."""
         if self._is_file:
             yield from map(self._reader.get_batch, range(self._reader.num_record_batches))
             return
@@ -165,7 +167,7 @@ class ArrowTable:
             self._advance(self._source.tell() - position)
             position = self._source.tell()
             yield batch
-        self._source.seek(-min(len(_END_OF_STREAM), position), 2)
+        self._source.seek(-min(len(_END_OF_STREAM), self._source.seek(0, 2)), 2)
         if self._source.read() != _END_OF_STREAM:
             raise pa.ArrowInvalid("the stream ends without its end-of-stream marker; the file may be cut off")
 
@@ -279,16 +281,21 @@ def _text(value: object) -> str:
 class Parquet(Format):
     """Tables in Parquet."""
 
-    options, refuses_others, beginning = Options, True, Beginning(_PARQUET, "a Parquet file")
+    options, refuses_others = Options, True
+    beginning = Beginning(rb"PAR1(?![\t\n\r -~])", "a Parquet file")  # no letter follows, as in a text on the gene PAR1
     read = staticmethod(partial(read, ParquetTable))
 
     @staticmethod
     def head(file: BinaryIO, size: int) -> bytes:
-        whole, table = file.seek(0, 2), pq.ParquetFile(file)  # unreadable without its end
-        rows = max(1, table.metadata.num_rows * min(size, whole) // max(1, whole))
-        first, sample = pa.Table.from_batches([next(table.iter_batches(rows))], table.schema_arrow), io.BytesIO()
-        pq.write_table(first, sample)
-        return sample.getvalue()
+        try:
+            whole, table, sample = file.seek(0, 2), pq.ParquetFile(file), io.BytesIO()  # unreadable without its end
+            rows = max(1, table.metadata.num_rows * min(size, whole) // max(1, whole))
+            first = [*itertools.islice(table.iter_batches(rows), 1)]
+            pq.write_table(pa.Table.from_batches(first, table.schema_arrow), sample)
+            return sample.getvalue()
+        except _UNREADABLE:  # reading what is left of it tells the same
+            file.seek(0)
+            return file.read(size)
 
 
 class Arrow(Format):
@@ -297,3 +304,17 @@ class Arrow(Format):
     options, refuses_others = Options, True
     beginning = Beginning(rb"ARROW1\0\0|\xff{4}..\0\0", "an Arrow file")
     read = staticmethod(partial(read, ArrowTable))
+
+    @staticmethod
+    def head(file: BinaryIO, size: int) -> bytes:
+        try:
+            table, sample, left = ArrowTable(file, advancing(None)), io.BytesIO(), size
+            with pa.ipc.new_stream(sample, table.schema) as stream:
+                for batch in table.batches():
+                    stream.write_batch(batch.slice(0, max(1, batch.num_rows * left // max(1, batch.nbytes))))
+                    if (left := left - batch.nbytes) <= 0:
+                        break
+            return sample.getvalue()
+        except _UNREADABLE:  # as of Parquet
+            file.seek(0)
+            return file.read(size)

@@ -306,7 +306,7 @@ def without(spec: DocumentsSpec, file: str, reason: str) -> DocumentsSpec:
 
 STAGE: Stage[DocumentsSpec, InputsRead] = Stage(
     "documents",
-    15,
+    16,
     write_documents,
     "lower characters_per_part",
     without,
@@ -456,9 +456,13 @@ def splitter(spec: DocumentsSpec, file: InputSpec) -> Callable[[Record], str]:
         return lambda record: split_of(record.url, spec.identity(file.file, record.ordinal), *spec.split)
     end, characters, before = Fraction(*file.held_out), 0, 0
     if 0 < end < 1:
-        with contextlib.suppress(DamagedInput, UserError):  # reported when the documents are made
+        try:
             for record in read_records(spec, file, ReadStats()):
                 characters += len(record.text) + len(record.target)
+        except UserError as error:
+            if may_be_of_node(error):  # the next reading may find more: the split would depend on it
+                raise
+            # damage ends the next reading, too, which reports it
     for_training: float | Fraction = (1 - end) * characters if end else math.inf
 
     def split_of_next(record: Record) -> str:

@@ -152,7 +152,8 @@ class Denoising(Objective):
         else:
             masked = random = begins[:0]
         tokens = rows.tokens.copy()
-        tokens[masked] = vocabulary.mask
+        if len(masked):  # else the vocabulary may have no mask
+            tokens[masked] = vocabulary.mask
         tokens[random] = _random_text(rows.keys, _RANDOM_TEXT, _counts(random, rows.stops), vocabulary)
         kept = np.ones(len(tokens), dtype=bool)
         kept[covered] = False

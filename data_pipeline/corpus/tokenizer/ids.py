@@ -88,9 +88,11 @@ class Ids(TextModel):
 
     def _ids(self, text: str) -> np.ndarray:
         numbers = text.encode(errors="surrogatepass")
+        if not numbers.strip():
+            return np.zeros(0, dtype=np.int64)  # of white space alone, NumPy makes a 0
         if not numbers.translate(None, _OF_NUMBERS):
             ids = np.fromstring(numbers, dtype=np.int64, sep=" ")  # a number that is too large becomes the largest
-            if not len(ids) or ids.max() < self.vocab_size:
+            if ids.max() < self.vocab_size:
                 return ids
         for place, word in enumerate(text.split()):
             if not (word.isascii() and word.isdigit()):

@@ -282,7 +282,7 @@ _NAMES: dict[str, Value] = {
     "', apostrophe": _constant("'"),
     "'s": _constant("'s"),
     "okina": _constant("ʻ"),
-    "=": _constant("="),
+    "=": _constant("&#61;"),  # decoded once arguments are divided: in one, it is no sign between name and value
     "!": _constant("|"),
     "×, times": _constant("×"),
     "chem, chem2": _formula,
