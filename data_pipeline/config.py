@@ -150,6 +150,8 @@ class RowsConfig(Section):
             raise ValueError(f"packing: {self.objective.name} needs {suitable}, not {self.packing}")
         if self.packing == "examples" and self.apply_at == "load":
             raise ValueError("apply_at: packed examples are made when shards are built; set it to build, not load")
+        if self.end_of_document and "target_start" in self.objective.columns:
+            raise ValueError(f"end_of_document: {self.objective.full_name} puts an EOS token after each target itself")
         return self
 
 

@@ -85,5 +85,5 @@ def test_a_corpus_is_built_in_a_bucket_by_a_ray_cluster_and_trained_from_there(s
     assert "agree with the manifest" in told
     timing = json.loads(store.filesystem().cat("my-corpora/quickstart/.stages/timings/tokens.json"))
     assert timing["workers"] == 2
-    status = json.loads((tmp_path / "runs/quickstart/status.json").read_text())
+    status = json.loads((tmp_path / "runs/bucket/status.json").read_text())
     assert (status["state"], status["step"]) == ("stopped", 2)

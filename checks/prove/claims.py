@@ -37,7 +37,7 @@ from checks.prove.proof import (
 TOP = Path(__file__).parents[2]
 _ROUNDING = 1e-5  # of a loss: fp32 sums of other orders; a lost row or a wrong mean changes 1e-3 of it and more
 _OF_RATE = 1e-3  # of one step, after all of them
-_OF_LOSS = 1e-4  # of a token, of about 8 nats: the README's table has 2e-5 of logits of 5.3
+_OF_LOSS = 1e-4  # of a token, of about 8 nats: the README's table has 3e-5 of logits of 5.3
 _LEAST_WORTH = 1.5  # nats: runs of other seeds are above; a decoder that doesn't read its input is at 0
 _ROWS_OF_SPANS = 500
 # C4's rules of single pages, as in c4_utils; languages and bad words aside, which know pages and not their lines
@@ -334,7 +334,7 @@ CLAIMS = (
     Claim("The loss is the global batch's mean", "as in a plain loop", global_batch, "pretrain/engine/engine.py"),
     Claim("AdamW under ZeRO is PyTorch's", "as in a plain loop", optimizer, "pretrain/engine/optimizers"),
     Claim("Span corruption is T5's", "its definition", span_corruption, "data_pipeline/corpus/objectives"),
-    Claim("Models leave as transformers'", "within 2e-5 of 5.3", exports, "pretrain/export"),
+    Claim("Models export to transformers", "within 3e-5 of 5.3", exports, "pretrain/export"),
     Claim("A damaged shard is named and repaired", "byte for byte", damaged_shard, "data_pipeline/corpus/verify.py"),
     Claim("A hostile model runs no code", "refused in one line", hostile_input, "pretrain/export/load.py"),
     Claim("The quickstart's model reads its input", "2.33 nats", input_use, "pretrain/evaluate/input_use.py"),

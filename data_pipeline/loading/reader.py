@@ -260,8 +260,8 @@ class Reader:
         """Inputs and targets of the rows with these ids (n,), by `objective` instead of the corpus's, unless None.
 
         For an objective of shorter rows, each row is cut into `parts` of the objective's length. There are then n ×
-        `parts` examples, the parts of a row one after the other. A part at the end of a tail that is too short for the
-        objective is empty.
+        `parts` examples, the parts of a row one after the other. A row or part whose length the objective doesn't take
+        is empty: a tail may be too short.
 
         `epochs`, one number or (n,), selects the noise if it is applied at load; noise applied at build is fixed.
         Raises UserError for an id that the split doesn't have, and DamagedInput, which names the shard, if a block's
@@ -312,7 +312,7 @@ class Reader:
             columns = {}
         keys = noise_keys(self.corpus.manifest.seed, self.split, epochs, ids)
         accepted = np.ones(len(ids), dtype=bool)
-        if objective != self._objective:  # which takes all rows of the corpus
+        if objective != self.corpus.manifest.rows.objective:  # which takes all rows
             known = {length: objective.accepts(length) for length in set(whole.lengths.tolist())}
             accepted = np.array([known[length] for length in whole.lengths.tolist()])
         if accepted.all():

@@ -149,6 +149,10 @@ class PrefixLM(Objective):
     """The mean share of a row that goes to the decoder. T5: 0.5, so the split is uniform over the row. UL2's S-denoiser
     (Tay et al. 2022, table 1): 0.25."""
 
+    @property
+    def packings(self) -> tuple[str, ...]:  # type: ignore[override]
+        return ("concatenate",) if self.packed else Objective.packings
+
     @model_validator(mode="after")
     def _is_packable(self) -> "PrefixLM":
         if self.packed and self.noise_density != 0.5:

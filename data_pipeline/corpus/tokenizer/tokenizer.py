@@ -6,6 +6,7 @@ ever encoded as one of these special tokens or sentinels, even if it spells one.
 """
 
 import hashlib
+import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
@@ -28,6 +29,7 @@ from data_pipeline.text.vocabulary import Vocabulary
 
 FOLDER = "tokenizer"  # in a corpus and in a checkpoint
 _DESCRIPTION = f"{FOLDER}/description.json"
+_SENTINEL = re.compile(r"<extra_id_(0|[1-9][0-9]{0,8})>")
 
 
 @dataclass(frozen=True)
@@ -116,7 +118,8 @@ class Tokenizer:
         return self.model.encode(arguments.texts(texts))
 
     def encode_with_sentinels(self, text: str) -> list[int]:
-        """Ids of an input to fill in, with EOS: `<extra_id_k>` in `text` becomes sentinel k, and `<mask>` the mask.
+        """Ids of an input to fill in, with EOS: `<extra_id_k>` in `text` becomes sentinel k, if there is one, and
+        `<mask>` the mask.
 
         A space before one is part of it, as in `decode`, unless the kind has every character as it is, as bytes do. So
         no token consists of that space alone. The text behind one begins a word only after a space: `MKT<extra_id_0>AY`
@@ -125,14 +128,12 @@ class Tokenizer:
         (text,) = arguments.texts([text])
         ids: list[int] = []
         start = 0
-        for number in range(self.sentinels):
-            sentinel = f"<extra_id_{number}>"
-            at = text.find(sentinel, start)
-            if at < 0:
-                break
-            before = text[start:at].removesuffix(self.model.gap)
+        for found in _SENTINEL.finditer(text):
+            if (number := int(found[1])) >= self.sentinels:
+                continue
+            before = text[start : found.start()].removesuffix(self.model.gap)
             ids += [*self._ids_with_masks(before, not start), self.vocabulary.sentinel(number)]
-            start = at + len(sentinel)
+            start = found.end()
         return [*ids, *self._ids_with_masks(text[start:], not start), self.vocabulary.eos]
 
     def _ids_with_masks(self, text: str, is_start: bool) -> list[int]:

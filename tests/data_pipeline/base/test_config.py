@@ -150,6 +150,14 @@ def test_a_file_that_extends_another_has_the_last_word_and_another_kind_of_a_sec
         ("rows.objective={name: span_corruption, noise_density: 1.0}", "rows.objective.noise_density: expected"),
         ("rows.packing=examples", "rows: packing: span_corruption needs concatenate or complete_documents"),
         ("rows.objective={name: text_to_text}", "rows: packing: text_to_text needs complete_documents or examples"),
+        (
+            "rows={objective: {name: prefix_lm, length: 32, packed: true}, packing: complete_documents}",
+            "rows: packing: prefix_lm needs concatenate, not complete_documents",
+        ),
+        (
+            "rows={objective: {name: text_to_text}, packing: complete_documents, end_of_document: true}",
+            "rows: end_of_document: text_to_text puts an EOS token after each target itself",
+        ),
         ("rows.objective={name: masked_lm, next_sentence: true}", "rows.objective.next_sentence: gone; leave it out"),
         ("rows.packing=sentence_pairs", "rows.packing: sentence_pairs is gone; complete_documents or concatenate make"),
         ("sources.0.format=pairs", "rows.objective: span_corruption would lose the targets of the pairs"),

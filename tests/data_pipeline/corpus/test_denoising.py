@@ -1,5 +1,6 @@
 """BART's noising, compared with a plain implementation of the reference's procedure and with formulas."""
 
+import dataclasses
 import math
 from collections import Counter
 from itertools import chain
@@ -235,6 +236,15 @@ def test_what_it_takes():
     assert len(Denoising().problems(bare)) == 4
     assert len(Denoising(**masking).problems(bare)) == 2  # no BOS, no mask
     assert len(Denoising(replace_length=0, **masking).problems(bare)) == 1
+
+
+def test_deletion_needs_no_mask():
+    objective = Denoising(length=64, replace_length=0, span_length="word", permute_sentence_ratio=0)
+    without = dataclasses.replace(VOCABULARY, mask=None)
+    assert objective.problems(without) == []
+    rows, keys = padded([words(20)]), row_keys(0, "test", 0, np.arange(1))
+    found, expected = (objective.apply(rows, keys, one, {}) for one in (without, VOCABULARY))
+    assert found.inputs.values.tolist() == expected.inputs.values.tolist()
 
 
 @each("mean", [1.0, 3.0, 16.0])

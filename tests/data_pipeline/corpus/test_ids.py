@@ -26,9 +26,10 @@ def test_ids_by_hand():
     """Ids 0 to 99, pad 100, eos 101, mask 102, then the sentinels."""
     tokenizer = Tokenizer(Ids(100), ["<mask>"], 2)
     vocabulary = tokenizer.vocabulary
-    assert tokenizer.encode(["3 17 99", " 0\t5\n", ""]) == [[3, 17, 99], [0, 5], []]
+    assert tokenizer.encode(["3 17 99", " 0\t5\n", "", " \r\n"]) == [[3, 17, 99], [0, 5], [], []]
     assert tokenizer.decode([3, 104, 17, 102, 99, 101, 100]) == "3 <extra_id_0> 17 <mask> 99"
     assert tokenizer.encode_with_sentinels("3 <extra_id_0> 17 <mask> 99") == [3, 104, 17, 102, 99, 101]
+    assert tokenizer.encode_with_sentinels("3  <extra_id_0> <extra_id_1>\r") == [3, 104, 103, 101]
     assert (vocabulary.pad, vocabulary.eos, vocabulary.unk, vocabulary.mask, vocabulary.text) == (
         100,
         101,

@@ -119,6 +119,11 @@ def test_sentinels_and_masks_where_they_are_asked_for(gpt2, bart, spiece):
     ids = tokenizer.encode_with_sentinels("see <extra_id_0> there <extra_id_1>.")
     assert ids == [3826, 50_258, 612, 50_257, 13, 50_256]  # "see", " there", "."
     assert tokenizer.decode(ids) == "see <extra_id_0> there <extra_id_1>."
+    ids = tokenizer.encode_with_sentinels("see <extra_id_1> there <extra_id_1> <extra_id_0>")
+    assert ids == [3826, 50_257, 612, 50_257, 50_258, 50_256]  # in any order, and again
+    for no_sentinel in ("<extra_id_2>", "<extra_id_00>"):
+        text = f"see {no_sentinel}"
+        assert tokenizer.encode_with_sentinels(text) == [*gpt2.encode([text])[0], 50_256]
     assert bart.encode_with_sentinels("Hello <mask> world") == [31_414, 50_264, 232, 2]
     assert bart.decode([0, 31_414, 50_264, 232, 2, 1]) == "<s>Hello <mask> world"
     assert bart.encode_with_sentinels("Hello<mask> <mask> world") == [31_414, 50_264, 50_264, 232, 2]

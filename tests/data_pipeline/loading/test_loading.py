@@ -555,6 +555,26 @@ def test_a_held_out_tail_is_a_shorter_row_padded_and_masked(small_corpus, corpus
     assert all(torch.equal(built[name], batch[name]) for name in batch)
 
 
+class OfFullRows(SpanCorruption):
+    def accepts(self, length: int) -> bool:
+        return length == self.raw_length
+
+
+def test_a_row_that_another_objective_does_not_take_is_empty(small_corpus):
+    corpus = open_corpus(small_corpus)
+    other = OfFullRows(**LONG_SPANS.model_dump())
+    rows = [0, corpus.rows("validation") - 1]  # the last one is a tail
+    found = Reader(corpus.with_objective(other), "validation").examples(rows, 0)
+    expected = Reader(corpus.with_objective(LONG_SPANS), "validation").examples(rows, 0)
+    assert as_lists(found.inputs)[0] == as_lists(expected.inputs)[0]
+    alone = Reader(corpus.with_objective(other), "validation").examples(rows[1:], 0)
+    for examples, row in ((found, 1), (alone, 0)):
+        assert (examples.inputs.lengths[row], examples.targets.lengths[row]) == (
+            1,
+            0,
+        )  # EOS alone, and nothing to learn
+
+
 def test_rows_that_share_their_width_hold_the_same_targets_on_any_number_of_ranks(small_corpus):
     def targets(pack: int, ranks: int) -> list[list[int]]:
         stream = Stream([open_corpus(small_corpus)], [1.0], seed=0, lanes=8, pack=pack)

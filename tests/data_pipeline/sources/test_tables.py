@@ -22,6 +22,7 @@ from data_pipeline.base.local_store import LocalStore
 from data_pipeline.config import SourceConfig
 from data_pipeline.engine.context import Context
 from data_pipeline.engine.work_units import Finished
+from data_pipeline.sources import formats
 from data_pipeline.sources.formats import look_of
 from data_pipeline.sources.record import Record
 from data_pipeline.sources.tables import names as names_of_columns
@@ -245,6 +246,65 @@ def test_a_damaged_row_group_costs_its_rows_alone(tmp_path):
     for row in (10, 15, 19):  # each is told why it was lost
         lost = traced(corpus, f"parquet/a/{row:09d}")
         assert (lost.step, lost.rule, lost.text) == ("reading", "damaged", f"{position}: {reason}"[:200])
+
+
+def test_a_negative_number_of_rows_in_a_damaged_footer_moves_no_other_row(tmp_path):
+    """Thrift writes 500 as 1000 in zigzag; with its lowest bit flipped, that is −501."""
+    path = write_table(tmp_path / "a", "parquet", pa.table({"text": [f"{n} " for n in range(1500)]}), 500)
+    whole, count = path.read_bytes(), b"\xe8\x07"
+    at = whole.rindex(b"PAR1", 0, -4) if whole.count(b"PAR1") > 2 else 0
+    for place in [n for n in range(at, len(whole)) if whole[n : n + 2] == count]:
+        damaged = bytearray(whole)
+        damaged[place] ^= 1
+        path.write_bytes(damaged)
+        with contextlib.suppress(pa.ArrowException, OSError):
+            if pq.ParquetFile(path).metadata.row_group(1).num_rows < 0:
+                break
+    else:
+        raise AssertionError("no such byte")
+    kept, stats = read("parquet", path)
+    numbers = [record.ordinal for record in kept]
+    assert len(numbers) == len(set(numbers)) == 1000
+    assert min(numbers) == 0
+    assert stats.counters.dropped_documents["damaged"] == 0
+
+
+def test_a_stream_without_rows_is_whole(tmp_path):
+    schema = pa.schema({"text": pa.string()})
+    with pa.OSFile(str(tmp_path / "a"), "wb") as file, pa.ipc.new_stream(file, schema):
+        pass
+    assert read("arrow", tmp_path / "a")[0] == []
+
+
+def write_feather(path: Path, table: pa.Table) -> None:
+    with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, table.schema) as writer:
+        writer.write_table(table, 1000)
+
+
+@each("kind", ["parquet", "arrow", "feather"])
+@each("rows", [0, 20_000])
+def test_the_head_of_a_table_is_a_table_of_about_that_size(tmp_path, kind, rows):
+    table = pa.table({"text": pa.array([f"{number:09d}" * 10 for number in range(rows)], pa.string())})
+    path, declared = tmp_path / "a", "arrow" if kind == "feather" else kind
+    if kind == "feather":
+        write_feather(path, table)
+    else:
+        write_table(path, kind, table)
+    with path.open("rb") as file:
+        head = formats.FORMATS[declared].head(file, 200_000)
+    kept, _ = read_bytes(declared, tmp_path / "head", head)
+    assert [record.text for record in kept] == table["text"].to_pylist()[: len(kept)]
+    assert len(kept) > 500 or not rows
+    assert len(head) < 600_000
+    path.write_bytes(path.read_bytes()[:-9])
+    with path.open("rb") as file:  # the calibration reports the damage
+        assert formats.FORMATS[declared].head(file, 10**9)[:6] == path.read_bytes()[:6]
+
+
+def test_a_text_on_the_gene_par1_is_no_table(tmp_path):
+    text = "PAR1 is a receptor for thrombin."
+    (tmp_path / "a").write_text(f"{text}\n")
+    assert [one.text for one in read("text", tmp_path / "a", sample_by="line")[0]] == [text]
 
 
 def column(kind: pa.DataType, offsets: list[int], data: bytes) -> pa.Array:

@@ -411,6 +411,9 @@ dell'{{cn|unico}} duca, nel {{Numero|1900}}. → dell'unico duca, nel 1900.
 {{vol-xx|Vom}} was ''{{IAST|Aşoka}}'' ({{IPA2|&aelig;}}), base-{{num|16}}&nbsp;{{x|k}}. → Vom was Aşoka (æ), base-16 k.
 the ''{{a|b}}'' is 1, ''{{a|c}}'' is 2 and {{a|{{c|[[d|e]]}}}}s, {{a|1=f}}. → the b is 1, c is 2 and es, f.
 a {{val|5|ul=km}} road → a 5 km road
+# {{=}} stands for an equals sign that divides no argument
+with {{nowrap|n {{=}} 5}}, {{nowrap|1 {{=}} 2}} and {{lang|en|p {{=}} 0.05}}, a {{=}} b
+    → with n = 5, 1 = 2 and p = 0.05, a = b
 # so is the first of several that reads as prose: no code, file or identifier, and a number with its unit
 l'ha {{chiarire|scritta|quando?}} con la {{NazNB|CA|ITA}} e {{nihongo||東京|Tōkyō}} ({{link|de|Ziel}})
     → l'ha scritta con la ITA e Tōkyō (Ziel)

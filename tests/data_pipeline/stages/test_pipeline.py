@@ -11,6 +11,7 @@ import random
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from hashlib import md5, sha256
 from pathlib import Path
 from types import SimpleNamespace
@@ -23,7 +24,7 @@ import webdataset
 
 from data_pipeline.base.atomic import lock, write_json
 from data_pipeline.base.config_file import load
-from data_pipeline.base.errors import FailedError, UserError
+from data_pipeline.base.errors import FailedError, StoreUnavailable, UserError
 from data_pipeline.base.local_store import LocalStore
 from data_pipeline.base.packages import code_version
 from data_pipeline.config import CorpusConfig, SplitConfig
@@ -32,7 +33,7 @@ from data_pipeline.corpus.verify import verify
 from data_pipeline.engine import work_units
 from data_pipeline.engine.context import Context
 from data_pipeline.stages import dedup as dedup_stages
-from data_pipeline.stages import report
+from data_pipeline.stages import documents, report
 from data_pipeline.stages.documents import plan as plan_documents
 from data_pipeline.stages.documents import split_of, write_documents
 from data_pipeline.stages.inputs import files_of
@@ -103,6 +104,19 @@ def test_a_split_by_position_holds_out_the_end_of_each_source(tmp_path):
         assert splits(fraction, "0.jsonl") == expected
     for fraction, expected in ((0.3333, "tttttttttttvvvv"), (0.5, "tttttttvvvvvvvv"), (0.9999, "tvvvvvvvvvvvvvv")):
         assert splits(fraction, "*.jsonl") == expected
+
+
+def test_an_outage_while_characters_are_counted_moves_no_split(tmp_path, monkeypatch):
+    def broken_off(*_: object) -> Iterator[Never]:
+        raise StoreUnavailable("s3://bucket: unavailable for 300 s")
+        yield
+
+    (tmp_path / "a.jsonl").write_text('{"text": "aa"}\n' * 10)
+    config = plain(tmp_path, tmp_path / "a.jsonl", "jsonl", split={"by": "position", "validation_fraction": 0.3})
+    (unit,) = plan_documents(config, tmp_path / "corpus", files_of(config))
+    monkeypatch.setattr(documents, "read_records", broken_off)
+    with pytest.raises(StoreUnavailable):
+        documents.splitter(unit.spec, unit.spec.inputs[0])
 
 
 @each("fraction", [0.0, 0.05, 0.12, 0.3, 0.99])
