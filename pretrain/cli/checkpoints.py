@@ -25,7 +25,7 @@ def evaluate_command(
             "A corpus whose held-out rows to evaluate; may be repeated. Default: the run's validation corpora.",
         ),
     ] = None,
-    suite: Annotated[str, typer.Option(help="fast: validation_loss. full: all hooks that ship but retrieval.")] = "fast",
+    suite: Annotated[str, typer.Option(help="fast: validation_loss. full: all hooks but retrieval.")] = "fast",
     hooks: Annotated[
         list[str] | None,
         typer.Option(

@@ -8,7 +8,7 @@ import io
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
-from itertools import chain, compress, islice, takewhile
+from itertools import chain, compress, takewhile
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -179,9 +179,9 @@ class SentencePiece(TextModel):
         return [*map(self._encode_exactly, texts)] if self.keeps_text else self._encode(texts)
 
     def _encode(self, texts: list[str]) -> list[list[int]]:
-        cut = [list(parts(text)) for text in texts]
-        encoded = iter(self._processor.encode([part for text in cut for part in text], num_threads=1))
-        return [list(chain.from_iterable(islice(encoded, len(text)))) for text in cut]
+        cut = [[*parts(text)] or [""] for text in texts]
+        encoded = self._processor.encode([first for first, *_ in cut], num_threads=1)
+        return [[*chain(ids, *map(self.encode_rest, rest))] for ids, (_, *rest) in zip(encoded, cut, strict=True)]
 
     def _encode_exactly(self, text: str) -> list[int]:
         """Ids of a text without normalization: nothing in the text is changed.
