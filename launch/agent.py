@@ -5,6 +5,7 @@ line of the agent's stdin has the user's environment, so that no secret is on a 
 """
 
 import contextlib
+import ipaddress
 import json
 import os
 import shutil
@@ -45,12 +46,13 @@ def agent() -> int:
         connection = Connection(_arrived, lambda message: os.write(1, message))
         try:
             while not node.dismissed:
-                for message in connection.receive():
-                    node.send(message)
-                for message in node.receive():
-                    connection.send(message)
+                messages = connection.receive()
                 if connection.closed or connection.silent > TIMEOUT_SECONDS:
                     return 1
+                for message in messages:
+                    node.send(message)  # to end ranks may take longer than the time limit of messages
+                for message in node.receive():
+                    connection.send(message)
                 if signals and node.started:
                     connection.send({"event": Event("signal", signals[0])})
                     signals.clear()
@@ -145,9 +147,14 @@ class NodeProcesses:
             self._waiting = None
 
 
+def is_loopback(address: str) -> bool:
+    """Whether only this machine is reached at an IP address, which may have a scope: fe80::1%eth0."""
+    return ipaddress.ip_address(address.partition("%")[0]).is_loopback
+
+
 def interface_of(address: str) -> str | None:
     """The network interface with a local address; None for a loopback address."""
-    interfaces = psutil.net_if_addrs().items() if not address.startswith("127.") else ()
+    interfaces = psutil.net_if_addrs().items() if not is_loopback(address) else ()
     return next((name for name, found in interfaces if any(one.address == address for one in found)), None)
 
 
@@ -256,7 +263,9 @@ class Ranks:
             log.with_suffix(".exit").write_text(f"{code if code >= 0 else _SIGNAL - code}\n")
         # read here, since other hosts may see the log's end late
         words = rank_logs.last_lines(log) if code else []
-        return Event("ended" if code or rank in self._done else "left", rank, code, words)
+        # without the directory, which something has removed, no rank can tell that it is done
+        left = not code and rank not in self._done and self._directory.is_dir()
+        return Event("left" if left else "ended", rank, code, words)
 
     def end(self) -> dict[int, Heartbeat]:
         """Ends all ranks; returns their last heartbeats, with silence and marks as of the time when one first hung."""

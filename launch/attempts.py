@@ -14,6 +14,7 @@ from data_pipeline.base.config_file import load
 from data_pipeline.base.errors import FailedError, UserError
 from data_pipeline.base.formatting import counted, duration
 from data_pipeline.base.processes import PYTHON, caught
+from launch.agent import is_loopback
 from launch.attempt import Attempt, record
 from launch.head import StopRequests, result, watch
 from launch.nodes import Access, Agent, AgentPool, Node
@@ -190,7 +191,8 @@ class Attempts:
         if code != 1 or requests.made:
             if code == 1:
                 self._record_failure(recorded, "it was killed before it had stopped")
-            return Ended(code, code == STOPPED and self._interrupted())
+            lost = code == 1 and bool(attempt.lost) and requests.by_scheduler
+            return Ended(code, lost or (code == STOPPED and self._interrupted()))
         self.failures.append(recorded)
         reason = restarts.refusal(self.failures, self._faults.max_restarts)
         may_lose_nodes = self._run.min_nodes is not None
@@ -207,7 +209,7 @@ class Attempts:
         seconds = restarts.seconds_to_wait(self.failures)
         when = f" in {duration(seconds)}" if seconds else ""
         print(f"starting attempt {recorded.attempt + 1}{when} (faults.max_restarts)", file=sys.stderr, flush=True)
-        requests.wait(seconds)
+        requests.wait(seconds, self._pool.poll if self._pool else lambda: None)
         return None
 
     def leave_out(self, lost: Sequence[str]) -> bool:
@@ -293,6 +295,6 @@ def _check(nodes: Sequence[Node], agents: Sequence[Agent]) -> None:
     ]
     if problems and any(machine.gpus for machine in machines):
         raise UserError("\n".join(problems))
-    here = [machine.address.startswith("127.") for machine in machines]
+    here = [is_loopback(machine.address) for machine in machines]
     if here[0] and not all(here):
         raise UserError(f"{nodes[0].name}: the other nodes can't find it at {machines[0].address}; name its address")

@@ -1,7 +1,6 @@
 """Start and supervise training runs: on one machine, on hosts that ssh reaches, or under SLURM."""
 
 import json
-import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -137,7 +136,7 @@ def hosts_command(
     from launch import attempts, hosts
 
     found = hosts.read(hostfile)
-    access = hosts.access(shlex.split(ssh))
+    access = hosts.access(hosts.ssh_options(ssh))
     run = attempts.Run(config, overrides or [], stop_at_step, fresh, min_nodes)
     raise typer.Exit(attempts.launch(run, found, access).code)
 
@@ -268,13 +267,14 @@ def doctor_command(
 
     Exit code 0: no error was found.
     """
+    from launch import hosts
     from launch.tools.doctor import doctor
 
     if hostfile is None:
         refuse_options(context, "for --hostfile", "ssh")
     else:
         refuse_options(context, "not with --hostfile, which names the hosts and their ranks", "ranks", "cluster")
-    machines, access = doctor.machines(ranks, hostfile, shlex.split(ssh), cluster)
+    machines, access = doctor.machines(ranks, hostfile, hosts.ssh_options(ssh), cluster)
     raise typer.Exit(doctor.doctor(machines, access, config, overrides or [], as_json))
 
 

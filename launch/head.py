@@ -18,7 +18,7 @@ from data_pipeline.base.command import STOPPED
 from data_pipeline.base.errors import FailedError
 from data_pipeline.base.processes import announce, until
 from launch.attempt import NO_RANK_FAILED, REFUSED, Attempt, error_of, first_failed, how_it_failed, last_words
-from launch.nodes import Agent
+from launch.nodes import Agent, wait_for_ends
 from pretrain.run import rank_logs, status
 
 _POLL_SECONDS = 0.1
@@ -77,8 +77,8 @@ def watch(
             attempt.ended = attempt.ended or attempt.read
             for agent in agents:
                 agent.end()
+            wait_for_ends(agents)
             for agent in agents:
-                agent.wait()
                 attempt.heartbeats |= agent.heartbeats
     attempt.shown = follower.shown
     if refused := attempt.events("refused").get(0):
@@ -120,7 +120,8 @@ class Follower(threading.Thread):
         while not self._done.wait(_DELAY_SECONDS):
             if not self._held.is_set():
                 self.shown = show(self._log, self.shown, size)
-            size = self._log.stat().st_size if self._log.exists() else 0
+            with contextlib.suppress(OSError):  # the log doesn't exist yet, or a network disk doesn't answer
+                size = self._log.stat().st_size
             looks += 1
             if looks % _LOOKS_BETWEEN_PROBES == 0:
                 self._probe()
@@ -228,9 +229,14 @@ class StopRequests:
         """Whether the request came as SIGUSR1, by which schedulers warn that a job's time is nearly over."""
         return self.stop_signal == signal.SIGUSR1
 
-    def wait(self, seconds: float) -> None:
-        """Waits; a request to stop ends the wait."""
-        until(lambda: self.made, seconds)
+    def wait(self, seconds: float, poll: Callable[[], object] = lambda: None) -> None:
+        """Waits, and calls `poll` again and again; a request to stop ends the wait."""
+
+        def over() -> bool:
+            poll()
+            return self.made
+
+        until(over, seconds)
 
     def on_signal(self, number: int) -> None:
         """Handles a signal to this process, for `caught`."""

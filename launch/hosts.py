@@ -20,6 +20,14 @@ _OF_THIS_MACHINE = re.compile(
 _WAITS = (1, 2, 4, 8, 16, 32, 60, 60, 60, 60)  # s between tries to reach a lost host
 
 
+def ssh_options(text: str) -> list[str]:
+    """The options in `text`, which is written as in a shell. Raises UserError if a quotation has no end."""
+    try:
+        return shlex.split(text)
+    except ValueError as error:
+        raise UserError(f"--ssh: {text}: {str(error).lower()}") from None
+
+
 def access(ssh: list[str]) -> Access:
     """The access to hosts through ssh, with further options `ssh`. Raises UserError if ssh isn't installed."""
     if shutil.which("ssh") is None:

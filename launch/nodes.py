@@ -48,23 +48,26 @@ class Agent:
     Attributes:
         machine: the node's machine; None until the agent is connected.
         heartbeats: the last heartbeats of the ranks, once they have ended.
+        ends: whether the agent is ending its processes, during which it may be silent.
     """
 
     def __init__(self, name: str, connection: Connection | NodeProcesses, process: Process | None = None):
         self.name, self.connection, self._process = name, connection, process
         self.machine: Machine | None = None
         self.heartbeats: dict[int, Heartbeat] = {}
-        self._ends = False  # whether the agent is ending its processes
+        self.ends = False
         self._events: list[Event] = []
 
     @property
     def lost(self) -> str | None:
-        """Why the agent counts as lost; None while it answers. `events` updates this."""
+        """Why the agent counts as lost; None while it answers. `poll` updates this."""
         if self._process and (code := self._process.code) is not None:
-            self._receive()  # its last messages
+            self.poll()  # its last messages
             last_lines = "; ".join(self.connection.other_lines) or "it said nothing"
             return f"{self._process.program} ended with exit code {code}: {last_lines}"
-        seconds = TIMEOUT_SECONDS if self.machine else _SECONDS_TO_CONNECT
+        seconds = _SECONDS_TO_CONNECT
+        if self.machine:
+            seconds = _SECONDS_TO_END if self.ends else TIMEOUT_SECONDS
         return f"no message from it for {seconds:.0f} s" if self.connection.silent > seconds else None
 
     def start(self, start: Start) -> None:
@@ -72,34 +75,43 @@ class Agent:
 
     def events(self) -> list[Event]:
         """The events since the last call."""
-        self._receive()
+        self.poll()
         events, self._events = self._events, []
         return events
 
     def end(self, dismissed: bool = False) -> None:
         """Asks the agent to kill its processes and, if `dismissed`, to end itself."""
+        self.poll()
+        self.ends = self.lost is None  # a lost agent isn't waited for
         self.heartbeats.clear()
-        self._ends = True
         self.connection.send({"dismissed": dismissed})
 
-    def wait(self) -> None:
-        """Waits until the agent has ended its processes, or is lost."""
-
-        def over() -> bool:
-            self._receive()
-            return not self._ends or self.lost is not None
-
-        until(over, _SECONDS_TO_END)
+    def forget_events(self) -> None:
+        """Forgets the events since the last call of `events`, of processes that have ended."""
         self._events.clear()
 
-    def _receive(self) -> None:
+    def poll(self) -> None:
+        """Takes the agent's messages, and sends a heartbeat. Without it, each side soon counts the other as lost."""
         for message in self.connection.receive():
             if "event" in message:
                 self._events.append(Event(*message["event"]))
                 continue
-            self._ends = False
+            self.ends = False
             self.machine = Machine(**message["machine"])
             self.heartbeats = {int(rank): Heartbeat(**one) for rank, one in message["heartbeats"].items()}
+
+
+def wait_for_ends(agents: Sequence[Agent]) -> None:
+    """Waits until each of the agents has ended its processes, or is lost."""
+
+    def over() -> bool:
+        for agent in agents:
+            agent.poll()
+        return all(not agent.ends or agent.lost for agent in agents)
+
+    until(over, _SECONDS_TO_END)
+    for agent in agents:
+        agent.forget_events()
 
 
 class AgentPool:
@@ -130,11 +142,15 @@ class AgentPool:
     def connect(self, give_up: Callable[[], object]) -> None:
         """Waits until each agent is connected or lost, or until `give_up()`."""
         while not give_up():
-            for agent in self.agents:
-                agent.events()
+            self.poll()
             if all(agent.machine or agent.lost for agent in self.agents):
                 return
             time.sleep(_POLL_SECONDS)
+
+    def poll(self) -> None:
+        """Polls each agent, which keeps its events."""
+        for agent in self.agents:
+            agent.poll()
 
     def __enter__(self) -> "AgentPool":
         return self
@@ -146,7 +162,5 @@ class AgentPool:
         """Ends the agents and their processes."""
         for agent in self.agents:
             agent.end(dismissed=True)
-        for agent in self.agents:
-            if agent.machine:
-                agent.wait()
+        wait_for_ends([agent for agent in self.agents if agent.machine])
         self._group.end(number=None)

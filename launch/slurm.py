@@ -35,6 +35,7 @@ copy={directory}/"$SLURM_JOB_ID".yaml
 mv "$copy.tmp" "$copy"
 """
 _TIME = re.compile(r"\d+(:\d{1,2}){0,2}|\d+-\d{1,2}(:\d{1,2}){0,2}|UNLIMITED|INFINITE")  # sbatch's forms
+_TIME_EXPECTED = "expected days-hours:minutes:seconds, hours:minutes:seconds or minutes"
 _SAFE = re.compile(r"[\w./:=,@%+-]+")
 _NAME = re.compile(r"[A-Za-z_]\w*")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
@@ -52,6 +53,12 @@ def _known_gpu(name: str) -> str:
     if name not in GPUS:
         raise ValueError(f"expected one of {', '.join(sorted(GPUS))}, got {name!r}")
     return name
+
+
+def _time_limit(text: str) -> str:
+    if not _TIME.fullmatch(text):
+        raise ValueError(f"{_TIME_EXPECTED}, got {text!r}")
+    return text
 
 
 Line = Annotated[str, AfterValidator(_one_line)]
@@ -73,7 +80,7 @@ class ClusterConfig(Section):
     """The account that the job is charged to."""
     qos: Line | None = None
     """SLURM's quality of service."""
-    time: Line | None = None
+    time: Annotated[str, AfterValidator(_time_limit)] | None = None
     """The job's time limit, days-hours:minutes:seconds, unless --time gives another."""
     device: Literal["gpu", "cpu"] = "gpu"
     """`cpu`: the job requests no GPUs, and its ranks run on the CPU."""
@@ -182,7 +189,7 @@ def _checked(job: Job, dry_run: bool, submit: bool) -> tuple[str, Path]:
     if most and head.per_node > most:
         raise UserError(f"--gpus-per-node: {head.per_node}, but a node of this cluster has {most} (gpus_per_node)")
     if job.time and not _TIME.fullmatch(job.time):
-        raise UserError(f"--time: {job.time!r}; expected days-hours:minutes:seconds, hours:minutes:seconds or minutes")
+        raise UserError(f"--time: {job.time!r}; {_TIME_EXPECTED}")
     if head.min_nodes and head.min_nodes > job.nodes:
         raise UserError(f"--min-nodes: {head.min_nodes} is more than --nodes {job.nodes}")
     if job.is_run:

@@ -43,7 +43,7 @@ def of_job(job: Job) -> str:
 
 def seconds_of(limit: str) -> float:
     """The seconds of a time limit in one of sbatch's forms: "1-12" is a day and a half, "90" 90 minutes, "1:30:00" an
-    hour and a half, "1:30" a minute and a half."""
+    hour and a half, "1:30" a minute and a half. Infinite for "UNLIMITED" and for 0, which also means no limit."""
     if not limit[0].isdecimal():
         return math.inf
     days, has_days, rest = limit.rpartition("-")
@@ -52,4 +52,4 @@ def seconds_of(limit: str) -> float:
         hours, minutes, seconds = (*parts, 0, 0)[:3]
     else:  # minutes alone, or with seconds; or all three
         hours, minutes, seconds = parts if len(parts) == 3 else (0, *parts, 0)[:3]
-    return ((24 * int(days or 0) + hours) * 60 + minutes) * 60 + seconds
+    return ((24 * int(days or 0) + hours) * 60 + minutes) * 60 + seconds or math.inf

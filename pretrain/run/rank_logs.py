@@ -66,8 +66,9 @@ def refusal(directory: Path) -> str | None:
 
 
 def last_lines(log: Path) -> list[str]:
+    """The last lines of a log; none if it can't be read."""
     try:
         with log.open(errors="replace") as lines:
             return list(deque((line.rstrip("\n") for line in lines), _LAST_LINES))
-    except FileNotFoundError:
+    except OSError:
         return []

@@ -5,6 +5,7 @@ Rank 0 locks RUN/lock, so that no second run trains in the same directory. The k
 ends, however it ends. The content of the file then means nothing.
 """
 
+import contextlib
 import itertools
 import os
 import socket
@@ -18,11 +19,13 @@ from data_pipeline.base.atomic import lock as lock_file
 from data_pipeline.base.atomic import write_json
 from data_pipeline.base.errors import UserError
 from data_pipeline.base.json_file import read_valid_json
+from data_pipeline.base.processes import until
 
 STATUS = "status.json"
 STOP = "stop"
 LOCK = "lock"
 CLEARED = "PRETRAIN_STOP_CLEARED"  # variable of ranks whose launcher has removed an old RUN/stop
+_SECONDS_TO_LOCK = 1.0  # `check_lock` and `in_use` hold the lock for a moment
 
 
 @dataclass(frozen=True)
@@ -88,10 +91,16 @@ def clear_stop(run: Path) -> None:
 def lock(run: Path) -> TextIO:
     """Locks `run` as long as the returned file is open. Raises UserError naming the process that holds the lock."""
     file = _opened(run, "a+")
-    try:
-        lock_file(file, f"{run}: nothing prevents a second run in this directory; make sure that only one trains there")
-    except BlockingIOError:
-        raise _refusal(run, file) from None
+
+    def locked() -> bool:
+        with contextlib.suppress(BlockingIOError):
+            unprotected = "nothing prevents a second run in this directory; make sure that only one trains there"
+            lock_file(file, f"{run}: {unprotected}")
+            return True
+        return False
+
+    if not until(locked, _SECONDS_TO_LOCK):
+        raise _refusal(run, file)
     file.truncate(0)
     print(f"process {os.getpid()} on {socket.gethostname()}", file=file, flush=True)
     return file

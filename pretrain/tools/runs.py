@@ -10,6 +10,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 from yaml import YAMLError
 
 from data_pipeline.base.errors import UserError
@@ -102,10 +103,10 @@ def runs(folder: Path, as_json: bool = False, console: Console | None = None) ->
         loss = "" if one.loss is None else f"{one.loss:.4f}"
         speed = "" if one.tokens_per_second is None else f"{one.tokens_per_second:,.0f}"
         left = "" if one.seconds_left is None else duration(one.seconds_left)
-        style = _ENDED.get(one.state)
-        table.add_row(str(one.directory), one.state, one.job, steps, loss, speed, left, style=style)
+        texts = map(Text, (str(one.directory), one.state, one.job, steps, loss, speed, left))  # brackets are no markup
+        table.add_row(*texts, style=_ENDED.get(one.state))
     console = console or Console()
     console.print(table)
     for one in rows:
         if one.resume:
-            console.print(f"resume {one.directory}: {one.resume}", style="dim", soft_wrap=True, highlight=False)
+            console.print(Text(f"resume {one.directory}: {one.resume}"), style="dim", soft_wrap=True)

@@ -93,6 +93,7 @@ def test_a_partition_and_an_account_of_the_command_go_before_the_cluster_files(s
     "expected_hours, time, said",
     [
         (1.5, "2:00:00", "forecast: 1 h 30 min (run.expected_hours); the job's time limit is 2:00:00"),
+        (1.5, "0", "forecast: 1 h 30 min (run.expected_hours); the job's time limit is 0"),
         (1.5, None, "forecast: 1 h 30 min (run.expected_hours); the job's time limit is the partition's"),
         (
             50,
@@ -118,17 +119,23 @@ def test_the_forecast_for_the_clusters_gpu_is_the_plans(small_corpus, tmp_path):
     assert line == f"forecast: {duration(3600 * hours)} (1 × h100-sxm at 31% MFU); the job's time limit is 60"
     cluster.write_text("{gpu: h100}")
     assert "gpu: expected one of a100-40gb, " in refused_here(2, "launch", "slurm", path, "--cluster", cluster)
+    cluster.write_text("{time: 12h}")
+    refused = refused_here(2, "launch", "slurm", path, "--cluster", cluster)
+    assert "time: expected days-hours:minutes:seconds, hours:minutes:seconds or minutes, got '12h'" in refused
 
 
 @each(
     "limit, seconds",
     [
         *(("90", 5400), ("1:30", 90), ("1:30:00", 5400), ("1-12", 129_600), ("1-12:30", 131_400)),
-        *(("2-00:00:05", 172_805), ("UNLIMITED", float("inf"))),
+        *(("2-00:00:05", 172_805), *((unlimited, float("inf")) for unlimited in ("UNLIMITED", "0", "0:00"))),
     ],
 )
 def test_a_time_limit_is_read_as_sbatch_reads_it(limit, seconds):
-    """man sbatch: minutes, minutes:seconds, hours:minutes:seconds, days-hours, days-hours:minutes, and with seconds."""
+    """man sbatch: minutes, minutes:seconds, hours:minutes:seconds, days-hours, days-hours:minutes, and with seconds.
+
+    Zero is no limit.
+    """
     assert seconds_of(limit) == seconds
 
 

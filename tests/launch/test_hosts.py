@@ -5,12 +5,15 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
 from data_pipeline.base.errors import UserError
+from launch.attempts import _check
 from launch.hosts import portable_environment, read, remote_command
-from launch.nodes import Node
+from launch.nodes import Agent, Node
+from launch.protocol import Machine
 from launch.tools.doctor.checks import Finding
 from pretrain.run import status
 from tests.conftest import run
@@ -21,6 +24,7 @@ from tests.support.runs import losses
 from tests.support.shared_files import UNPROTECTED, mounted, warnings_in
 from tests.support.started import Started
 from tests.support.steps import Planned
+from tests.support.tables import each
 from tests.support.two_hosts import Hosts
 
 
@@ -111,6 +115,24 @@ def test_ranks_that_cannot_share_a_batch_and_a_missing_ssh_are_named(tmp_path, s
         done = run_here("launch", "hosts", path, "--hostfile", hostfile)
         assert (done.returncode, done.stderr[: len(said)]) == (2, said)
         monkeypatch.setenv("PATH", str(tmp_path))
+
+
+@each("address", ["127.0.0.1", "127.0.1.1", "::1"])
+def test_a_first_host_that_only_it_can_reach_is_refused(address):
+    """Where its name is in its /etc/hosts, ssh may have reached it there."""
+    agents = [Agent("a", Mock()), Agent("b", Mock())]
+    for agent, own in zip(agents, (address, "fe80::1%eth0"), strict=True):
+        agent.machine = Machine(own, 1, 4711)
+    with pytest.raises(UserError, match=f"^a: the other nodes can't find it at {address}; name its address$"):
+        _check([Node("a", 1), Node("b", 1)], agents)
+
+
+def test_options_of_ssh_that_no_shell_would_read_are_named(tmp_path, small_corpus):
+    hostfile = tmp_path / "hostfile"
+    hostfile.write_text("localhost slots=1\n")
+    for command in ("hosts", "doctor"):
+        done = run_here("launch", command, a_run(tmp_path, small_corpus), "--hostfile", hostfile, "--ssh", '-i "key')
+        assert (done.returncode, done.stderr) == (2, 'error: --ssh: -i "key: no closing quotation\n')
 
 
 def test_the_remote_shell_sees_one_word_for_each(monkeypatch, tmp_path):

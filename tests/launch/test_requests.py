@@ -14,9 +14,11 @@ from data_pipeline.base.config_file import load
 from data_pipeline.base.errors import UserError
 from data_pipeline.base.processes import caught
 from launch import attempts
+from launch.attempt import Attempt
 from launch.attempts import Attempts, Ended, Run
 from launch.head import StopRequests
 from launch.nodes import Access, Node
+from launch.protocol import Connection
 from pretrain.config import RunConfig
 from pretrain.engine.checkpoint import save
 from pretrain.engine.checkpoint.index import newest
@@ -139,6 +141,37 @@ def test_in_the_wait_before_another_attempt(tmp_path, monkeypatch, capfd, asks):
     monkeypatch.setattr(restarts, "seconds_to_wait", to_wait)
     assert one.ends(f"{SAVED}; exit 1") == Ended(75, asks == "SIGUSR1")
     stopped_after_an_attempt(one, capfd.readouterr().err)
+
+
+def test_in_the_wait_before_another_attempt_agents_are_heard(tmp_path, monkeypatch, capfd):
+    """Each side would else count the other as lost."""
+    one, waits, receive = Supervised(tmp_path, hosts=[agent()]), threading.Event(), Connection.receive
+
+    def to_wait(failures: object) -> float:
+        waits.set()
+        return 5.0
+
+    def received(connection: Connection) -> object:
+        if waits.is_set():
+            waits.clear()
+            status.request_stop(one.run)
+        return receive(connection)
+
+    monkeypatch.setattr(restarts, "seconds_to_wait", to_wait)
+    monkeypatch.setattr(Connection, "receive", received)
+    assert one.ends(f"{SAVED}; exit 1") == Ended(75, False)
+    stopped_after_an_attempt(one, capfd.readouterr().err)
+
+
+@each("asks, ended", [("SIGUSR1", Ended(1, True)), ("SIGTERM", Ended(1, False))])
+def test_a_node_that_is_lost_after_the_schedulers_warning_interrupts_the_run(tmp_path, asks, ended):
+    """The job is then requeued, but not if the user has asked for the stop."""
+    path, logs = run_file(tmp_path, tmp_path / "corpus"), tmp_path / "run/logs/attempt-0001"
+    requests, nodes = StopRequests(tmp_path / "run"), [Node("a", 1), Node("b", 1)]
+    logs.mkdir(parents=True)
+    requests.on_signal(signal.Signals[asks])
+    attempt = Attempt(logs, "ab", lost={"b": "srun ended with exit code 1: node failed"}, ended=1.0, read=1.0)
+    assert Attempts(Run(path, []), load(path, [], RunConfig), nodes, Access(), requests).end_after(attempt) == ended
 
 
 LOSES_ITS_NODE = f"{SAVED}; {TIED}; kill -KILL $PPID; sleep 3600"

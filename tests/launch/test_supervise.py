@@ -8,6 +8,8 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 from unittest.mock import Mock
 
 import psutil
@@ -22,8 +24,8 @@ from launch.agent import Ranks
 from launch.attempt import Attempt, first_failed, record
 from launch.attempts import Attempts, Ended, Run
 from launch.head import StopRequests, result, wrapped
-from launch.nodes import Access, AgentPool, Node
-from launch.protocol import Event, Start
+from launch.nodes import Access, Agent, AgentPool, Node, wait_for_ends
+from launch.protocol import Event, Machine, Start
 from launch.slurm_head import _run_before
 from pretrain.config import RunConfig
 from pretrain.run import heartbeat, rank_logs, restarts
@@ -209,6 +211,19 @@ def test_of_ranks_that_hang_the_one_that_the_others_wait_for_is_known_by_how_the
     assert first_failed(attempt) == 1
 
 
+@each("removes, kind", [(f"rm -r ${heartbeat.DIRECTORY}", "ended"), ("true", "left")])
+def test_a_rank_that_could_not_tell_that_it_is_done_has_not_left(tmp_path, removes, kind):
+    """systemd's RemoveIPC removes a user's files in /dev/shm."""
+    ranks = Ranks(Start(["sh", "-c", removes], {}, ranks=[0], logs=str(tmp_path)), os.environ)
+    told: list[Event] = []
+    try:
+        while not told:
+            told += ranks.events()
+    finally:
+        ranks.end()
+    assert [(event.kind, event.code) for event in told] == [(kind, 0)]
+
+
 def test_a_stopped_rank_is_not_waited_for(tmp_path):
     """It tells nothing and never ends; a rank that tells of an error ends soon, and has more to write."""
     for kind, known in {"hung": True, "failed": False}.items():
@@ -330,6 +345,73 @@ def test_an_agent_is_understood_whatever_its_login_prints(monkeypatch):
             while not told:
                 told += one.events()
             assert told == [Event("program ended", 5, 3, ["secret"])]
+
+
+SLOW = """
+import sys, time
+from pathlib import Path
+from types import SimpleNamespace
+from launch import agent, protocol
+passed, folder, end = 0.0, Path(sys.argv[1]), agent.NodeProcesses.end
+def slow_end(self):
+    global passed
+    passed += 100.0
+    (folder / "ending").touch()
+    while not (folder / "heard").exists():
+        time.sleep(0.02)
+    return end(self)
+agent.NodeProcesses.end = slow_end
+protocol.time = SimpleNamespace(monotonic=lambda: time.monotonic() + passed)
+sys.exit(agent.agent())
+"""
+
+
+def test_an_agent_whose_ranks_end_slowly_still_has_its_head(tmp_path, monkeypatch):
+    """The head's heartbeats have arrived meanwhile."""
+    monkeypatch.setattr("launch.protocol.HEARTBEAT_SECONDS", 0.0)
+    slow = Access(lambda _: [sys.executable, "-P", "-c", SLOW, str(tmp_path)], head="127.0.0.1")
+    with AgentPool(["a"], slow) as pool:
+        pool.connect(give_up=lambda: pool.problems)
+        (one,) = pool.agents
+        one.end()
+        while not (tmp_path / "ending").exists():
+            time.sleep(0.02)
+        one.poll()
+        (tmp_path / "heard").touch()
+        wait_for_ends([one])
+        one.start(Start(["true"], {}, number=5))
+        told: list[Event] = []
+        while not (told or one.lost):
+            told += one.events()
+        assert (told, one.lost) == ([Event("program ended", 5, lines=[])], None)
+
+
+def test_a_node_has_more_time_while_it_ends_its_ranks_and_the_other_nodes_are_heard_meanwhile():
+    """The first node answers after the second has been polled."""
+    answer = {"machine": vars(Machine("10.0.0.2", 8, 4711)), "heartbeats": {}}
+    heard: list[str] = []
+
+    def made(name: str, answers: bool) -> Agent:
+        def receive() -> list[dict[str, Any]]:
+            heard.append(name)
+            return [answer] if answers or "b" in heard else []
+
+        one = Agent(name, SimpleNamespace(silent=0.0, send=Mock(), receive=receive))  # type: ignore[arg-type]
+        one.machine = Machine("10.0.0.2", 8, 4711)
+        return one
+
+    agents = first, _ = made("a", False), made("b", True)
+    for one in agents:
+        one.end()
+    lost = []
+    for seconds in (45.0, 95.0):
+        first.connection.silent = seconds  # type: ignore[misc]
+        lost.append(first.lost)
+    assert lost == [None, "no message from it for 90 s"]
+    first.connection.silent = 0.0  # type: ignore[misc]
+    heard.clear()
+    wait_for_ends(agents)
+    assert [one.ends for one in agents] == [False, False]
 
 
 def test_a_node_that_does_not_see_the_run_directory_says_so(tmp_path, monkeypatch):

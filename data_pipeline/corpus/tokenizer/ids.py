@@ -21,6 +21,7 @@ from data_pipeline.corpus.tokenizer.text_model import TextModel, read_saved
 from data_pipeline.text.vocabulary import Vocabulary
 
 MODEL = "ids.json"
+MOST_IDS = 1 << 22
 _NAMES = ("<pad>", "</s>")
 _OF_NUMBERS = b"0123456789 \t\n\r"
 _MOST_DIGITS = 18  # of a number that int64 holds
@@ -115,7 +116,7 @@ class IdsConfig(TokenizerConfig):
     has_text: ClassVar[bool] = False
 
     kind: Literal["ids"] = "ids"
-    vocab_size: int = Field(gt=0, le=1 << 22)
+    vocab_size: int = Field(gt=0, le=MOST_IDS)
     """Number of different ids of documents, whose largest is one less. Pad and eos come on top."""
 
     def existing(self) -> Ids:

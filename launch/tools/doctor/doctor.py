@@ -117,13 +117,15 @@ def _examined(nodes: list[Node], access: Access, path: Path | None, config: RunC
         yield from [*findings, *other_versions(findings)]
         first = pool.agents[0].machine
         if first and not pool.problems:
-            if path and config:
-                yield from _run_file(path, config, settings.all_ranks)
             # the first process with findings is rank 0, or a rank that failed
             ranks = _ranks(places, settings, first.address, first.port)
             yield from next(filter(None, _run(ranks).values()), [])
         for name, reason in pool.problems.items():
             yield Finding("node", "error", reason, "an answer", "a run can't start there either", name)
+        complete = not pool.problems
+    # without agents, since a slow disk may take longer than the time limit of messages
+    if complete and path and config:
+        yield from _run_file(path, config, settings.all_ranks)
 
 
 def _run_file(path: Path, config: RunConfig, ranks: int) -> Iterator[Finding]:

@@ -205,6 +205,8 @@ def _from_text(
         rows |= {"apply_at": "load"}
         if tokens.is_row and "complete_documents" in objective.packings:
             rows |= {"packing": "complete_documents"}
+    if text and any("${" in one for one in ([source.path] if isinstance(source.path, str) else source.path)):
+        raise UserError(f"--text: {text}: `${{` begins an interpolation in the corpus file; rename the file or folder")
     path = source.path.replace(_SAMPLES, "${samples:}/") if isinstance(source.path, str) else source.path
     options = {"options": source.options} if source.options else {}
     is_cut, whole_files = PART in source.options, source.options.get("sample_by") == "document"

@@ -1,5 +1,6 @@
 """Looks at a user's text: the format of its files, the column of a table, a sample, and the vocabulary size."""
 
+import glob
 import itertools
 from collections import Counter
 from collections.abc import Sequence
@@ -93,7 +94,7 @@ def source_of(
         endings = sorted({_ending(file.name) for file in files})
         if "" in endings or not is_folder(text):
             raise UserError(f"{text}: matches files of several formats; give a narrower glob, or a folder")
-        path = [f"{text.rstrip('/')}/**/*{ending}" for ending in endings]
+        path = [f"{glob.escape(text.rstrip('/'))}/**/*{glob.escape(ending)}" for ending in endings]
     source, what = SourceConfig(format=kind, path=path), kind
     size = sum(file.bytes for file in files)
     if sample_by and kind != "text":

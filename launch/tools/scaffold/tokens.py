@@ -14,7 +14,7 @@ from data_pipeline.config import SourceConfig
 from data_pipeline.corpus.tokenizer import bpe
 from data_pipeline.corpus.tokenizer.bpe import BPEConfig
 from data_pipeline.corpus.tokenizer.config import TokenizerConfig
-from data_pipeline.corpus.tokenizer.ids import IdsConfig
+from data_pipeline.corpus.tokenizer.ids import MOST_IDS, IdsConfig
 from data_pipeline.corpus.tokenizer.symbols import SymbolsConfig
 from data_pipeline.corpus.tokenizer.text_model import TextModel
 from data_pipeline.sources import formats
@@ -28,7 +28,7 @@ _INTEGERS = re.compile(r"\s*\d+(?:\s+\d+)+\s*", re.ASCII)
 _BASES = b"ACGTUNacgtun"
 _PROGRAMS = re.compile(r".*\.(c|cc|cpp|cs|go|h|hpp|hs|java|jl|js|kt|lua|ml|php|pl|py|r|rb|rs|scala|sh|swift|ts)", re.I)
 _LINES = 200  # read to see what the lines of a file are
-_SHOWN = 30  # symbols
+_SHOWN, _DIGITS_SHOWN = 30, 20  # symbols; digits of an integer
 _LONGEST_ROW = 1024  # tokens; longer documents become several rows
 
 
@@ -83,9 +83,13 @@ def is_of_lines(file: InputFile) -> bool:
 
 
 def tokens_of(source: SourceConfig, files: Sequence[InputFile], texts: Sequence[bytes], largest: int) -> Tokens | None:
-    """The tokens for a source with these sampled `texts`; None if they are text. `largest`: the most tokens of BPE."""
+    """The tokens for a source with these sampled `texts`; None if they are text. `largest`: the most tokens of BPE.
+
+    Raises UserError for integers that are too large for ids.
+    """
     written = [text.decode(errors="ignore") for text in texts]
     if source.has_ids or _are_integers(written):
+        _refuse_large(written)
         lists = [np.array(text.split(), dtype=np.int64) for text in written]
         most = max(int(one.max()) for one in lists)
         size = 1 << max(1, most.bit_length())
@@ -125,6 +129,14 @@ def _of_symbols(
 
 def _lengths(documents: Sequence[Any]) -> np.ndarray:
     return np.array([len(one) for one in documents])
+
+
+def _refuse_large(lists: Sequence[str]) -> None:
+    """Raises UserError if an integer is larger than all ids."""
+    large = next((word for text in lists for word in text.split() if float(word) >= MOST_IDS), None)
+    if large:
+        largest = f"ids go up to {MOST_IDS - 1:,} (tokenizer.vocab_size); number the different integers from 0"
+        raise UserError(f"holds lists of integers, and one of them is {large[:_DIGITS_SHOWN]}; {largest}")
 
 
 def _are_integers(texts: Sequence[str]) -> bool:

@@ -14,6 +14,7 @@ import sys
 import threading
 from importlib.metadata import version
 from pathlib import Path
+from typing import IO, Any
 from unittest.mock import Mock
 
 import numpy as np
@@ -103,6 +104,23 @@ def trained(folder: Path) -> None:
     status.check_lock(folder)
     status.lock(folder).close()
     status.check_lock(folder)
+
+
+def test_a_run_can_be_locked_while_a_command_looks_whether_it_trains(tmp_path, monkeypatch):
+    """The command holds the lock, shared, for a moment."""
+    (tmp_path / status.LOCK).touch()
+    looks = (tmp_path / status.LOCK).open()
+    assert lock(looks, None, shared=True)
+
+    def lock_while_it_looks(file: IO[Any], *given: Any) -> bool:
+        try:
+            return lock(file, *given)
+        finally:
+            looks.close()
+
+    monkeypatch.setattr(status, "lock_file", lock_while_it_looks)
+    with status.lock(tmp_path), pytest.raises(UserError, match="is already training here"):
+        status.lock(tmp_path)
 
 
 @each("use", [cached, built, trained])

@@ -232,6 +232,8 @@ def as_csv(*rows: list[str]) -> bytes:
             ".*one JSON object with its records",
         ),
         ("a.txt", b"", "a.txt: byte 0: empty file"),
+        ("a.txt", b"1 4194304\n" * 50, "holds lists of integers, .* is 4194304; ids go up to 4,194,303 "),
+        ("a.txt", b"1 " + b"9" * 400 + b"\n", "holds lists of integers, .* is 9{20}; ids go up to 4,194,303 "),
         ("a.jsonl", b"\n" * 99, "holds no text"),
         ("a.jsonl", JSON_LINES[: JSON_LINES.index("\n")].encode(), "holds 1 document, .* kB; expected 20 or more"),
     ],
@@ -243,6 +245,23 @@ def test_what_cannot_be_read_is_refused_in_one_line_and_nothing_is_written(name,
         line = refused_here(2, "launch", "init", "--text", text)
         assert re.match(f"error: --text: {said}", line), line
     assert [path.name for path in Path().iterdir()] == ["data"]
+
+
+def test_a_folder_with_the_characters_of_globs_is_a_folder():
+    folder = Path("data [v2]")
+    folder.mkdir()
+    for name in ("a.txt", "b.txt"):
+        (folder / name).write_text(UMLAUTS)
+    (folder / "c.csv").write_bytes(as_csv(["id", "text"], ["1", "Text."]))
+    corpus, _, printed = first_files("--text", str(folder))
+    assert "left out: 1 file that can't be read as text: c.csv\n" in printed
+    assert [Path(file.path).name for file in list_files(corpus.sources[0])] == ["a.txt", "b.txt"]
+
+
+def test_a_path_that_would_be_an_interpolation_is_refused():
+    Path("${x}.txt").write_text(UMLAUTS)
+    line = refused_here(2, "launch", "init", "--text", "${x}.txt")
+    assert line.endswith("${x}.txt: `${` begins an interpolation in the corpus file; rename the file or folder")
 
 
 def test_hidden_files_are_no_text_for_the_first_files_and_a_line_counts_them():

@@ -2,13 +2,16 @@
 
 import errno
 import os
+import time
 from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from pretrain.run import status
+from launch import head
+from pretrain.run import rank_logs, status
 from pretrain.run.world import World
 from pretrain.training.callbacks.profiling import Profiling
 from pretrain.training.callbacks.stops import Stops
@@ -51,6 +54,21 @@ def test_a_request_to_stop_is_seen_once_the_disk_answers(tmp_path, stale):
     assert stops.votes(trainer)["stop"] is False
     stat.answers = True
     assert stops.votes(trainer)["stop"] is True
+
+
+def test_a_log_is_followed_until_the_disk_answers(tmp_path, stale, monkeypatch):
+    """The last lines of a log that can't be read are none."""
+    monkeypatch.setattr(head, "_DELAY_SECONDS", 0.01)
+    (log := tmp_path / "rank-00000.log").write_text("step 1\n")
+    stat, follower = stale(os, "stat"), head.Follower(log)
+    with follower:
+        while stat.calls < 2 and follower.is_alive():
+            time.sleep(0.01)
+        stat.answers = True
+        assert follower.is_alive()
+    assert follower.shown == len("step 1\n")
+    stale(Path, "open")
+    assert rank_logs.last_lines(log) == []
 
 
 def test_a_profile_that_cannot_be_written_is_a_warning(tmp_path, capsys):

@@ -62,6 +62,15 @@ def test_runs_have_state_job_step_loss_speed_time_left_and_the_line_that_resumes
     )
 
 
+def test_brackets_in_paths_and_commands_are_no_markup(folder, capsys, monkeypatch):
+    command = "launch local a.yaml 'evaluation=[fast]' 'data.train=[/data/c4]'"
+    make("lr[big]", "stopped", 20, command, "7[dim]", monkeypatch)
+    runs(folder.relative_to(folder.parent))
+    said = capsys.readouterr().out
+    assert ["runs/lr[big]", "stopped", "7[dim]"] in [line.split()[:3] for line in said.splitlines()]
+    assert f"resume runs/lr[big]: {command}\n" in said
+
+
 def test_a_resumed_run_is_timed_by_its_own_attempt(folder, monkeypatch):
     """Ten days pass before attempt 2, whose steps take 3 s."""
     run = folder / "group/first"
