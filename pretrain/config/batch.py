@@ -33,7 +33,7 @@ class BatchSection(Section):
     micro_batch_size: PositiveInt | Literal["auto"] | None = None
     """Rows per forward pass on a rank. Gradient accumulation over micro-batches makes up the step. `auto`: measured at
     the start, the largest size that fits into memory, or on a GPU the fastest. null: all rows of a rank in one
-    micro-batch."""
+    micro-batch; with `ramp_up`, the largest number that divides a rank's rows of every step."""
     ramp_up: list[RampUp] = []
     """Smaller global batches for the first steps, in order."""
 

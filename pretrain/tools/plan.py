@@ -248,9 +248,10 @@ def _parts(plan: Plan) -> Iterator[str]:
         yield f"Not counted: what the wrapper {config.wrapper.name} adds."
     yield f"Checkpoints take {_gib(plan.held_by_checkpoints)} GiB of each node's memory."
     size, checkpoint, steps = plan.parameters.state, config.checkpoint, config.run.max_steps
-    apart = f" and every {checkpoint.keep_every_steps:,} steps" if checkpoint.keep_every_steps else ""
+    kept_every = math.lcm(checkpoint.every_steps, checkpoint.keep_every_steps or 0)  # 0: none is kept apart
+    apart = f" and every {kept_every:,} steps" if kept_every else ""
     kept = min(checkpoint.keep_last, -(-steps // checkpoint.every_steps))
-    kept += steps // checkpoint.keep_every_steps if checkpoint.keep_every_steps else 0
+    kept += steps // kept_every if kept_every else 0
     yield (
         f"On disk a checkpoint takes {_gib(size)} GiB; the run keeps the last {checkpoint.keep_last}{apart}: "
         f"{_gib(size * (kept + 1))} GiB with the one that is written."

@@ -40,7 +40,7 @@ class PreparedRun:
     world: World
     resume: Path | None  # the checkpoint that the run resumes from
     directory: Path
-    initial_weights: Path | None  # the checkpoint whose weights the run starts with; None: random weights
+    initial_weights: Path | None  # the checkpoint whose weights a new run starts with; None: random weights
     train_state: TrainState  # the progress that this process resumes from
     stream: Stream  # the training rows in their order
     identity: checkpoint_index.Identity  # the settings that may not change over the life of a run
@@ -114,6 +114,13 @@ class PreparedRun:
                     f"data.train.{number}: {corpus.location} has so small a share that none of its rows is among "
                     f"the {rows * steps:,} rows of this run"
                 )
+        sizes = sorted({rows, *(ramp.global_batch_size for ramp in config.batch.ramp_up)})
+        smallest, share = sizes[0] // self.world.size, self.plan.share
+        if share < smallest and not isinstance(config.batch.micro_batch_size, int):
+            found.append(
+                f"batch.ramp_up: no micro-batch has more than {share} rows, since that is the largest number that "
+                f"divides a rank's rows of every step; with batches that are multiples of {sizes[0]:,} it is {smallest}"
+            )
         if config.schedule.warmup_steps >= steps and getattr(config.schedule, "warmup", "linear") != "constant":
             found.append(
                 f"schedule.warmup_steps: {config.schedule.warmup_steps:,}, but run.max_steps is {steps:,}, so the run "
@@ -173,7 +180,7 @@ def prepare(config: RunConfig, world: World, resume: Path | None = None, of_devi
         world=world,
         resume=resume,
         directory=directory,
-        initial_weights=checkpoint_in(Path(init_from)) if init_from else None,
+        initial_weights=checkpoint_in(Path(init_from)) if init_from and resume is None else None,
         train_state=train_state,
         stream=_stream(config, training, TrainState.new()),
         identity=identity(config, model, training),

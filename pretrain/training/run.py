@@ -5,6 +5,7 @@ import gc
 import os
 import tempfile
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,6 +17,7 @@ from pretrain.engine.ranks import broadcast, communication_device, on_rank_0, pr
 from pretrain.hardware import cpu_multiplies_bf16, device_type, threads_per_rank
 from pretrain.run import rank_logs, slurm, status
 from pretrain.run.rank_environment import is_launched, local_world_size, rank_environment
+from pretrain.run.train_state import TrainState
 from pretrain.run.watchdog import watching
 from pretrain.run.world import World
 from pretrain.training.preflight import NOT_FRESH, check_directory, device_problems, note_death, without_bf16
@@ -89,6 +91,9 @@ def train_in_group(
     directory, last = Path(config.run.directory), min(config.run.max_steps, stop_at_step or config.run.max_steps)
     resume = None if fresh else newest_verified(directory)
     run = run_on_all_ranks(lambda: prepare(config, world, resume, device_problems(config)))
+    # rank 0's, as with the checkpoint to resume from
+    initial_weights, state = broadcast(run.initial_weights, Path | None), broadcast(run.train_state, TrainState)
+    run = replace(run, initial_weights=initial_weights, train_state=state)
     if not rank_logs.supervised():  # a supervisor has looked before the ranks
         on_rank_0(lambda: note_death(directory), None)
     if fresh:

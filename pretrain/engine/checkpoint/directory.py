@@ -32,12 +32,14 @@ def all_steps(run: Path) -> list[int]:
     return sorted(step for step in found if step is not None)
 
 
-def candidates(run: Path) -> tuple[list[Path], str | None]:
+def candidates(run: Path, before: int | None = None) -> tuple[list[Path], str | None]:
     """The checkpoints that `run` could resume from, newest first, and the problem with `latest`, if any.
 
     These are the checkpoint that `latest` names, and the checkpoints before it. If `latest` is missing or names no
-    checkpoint, they are all checkpoints.
+    checkpoint, they are all checkpoints. `before`: only checkpoints of earlier steps than this one.
     """
+    if before is not None:
+        return [checkpoint_directory(run, step) for step in all_steps(run)[::-1] if step < before], None
     newest_first = all_steps(run)[::-1]
     named, problem = _latest(run)
     if named is None:
@@ -51,6 +53,13 @@ def set_aside(directory: Path) -> Path:
     if aside.exists():
         shutil.rmtree(aside)  # of the same step, from an earlier attempt
     return directory.rename(aside)
+
+
+def put_back(aside: Path, directory: Path) -> None:
+    """Gives a checkpoint that was set aside its name again."""
+    if directory.exists():
+        shutil.rmtree(directory)  # of the same step, saved meanwhile
+    aside.rename(directory)
 
 
 def set_latest(run: Path, step: int) -> None:

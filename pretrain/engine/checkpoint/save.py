@@ -93,6 +93,7 @@ class Saver:
         self._copies: PinnedStaging | None = None
         self._writing: _Writing | None = None
         self._thread = threading.Thread()
+        self._steps: list[int] = []  # of the checkpoints that rank 0 has put in place
 
     @classmethod
     def open(cls, engine: Engine, origin: Origin) -> "Saver":
@@ -198,6 +199,7 @@ class Saver:
                 index = write_run_index(temporary, files, self._origin, train_state, weights)
                 saved.gigabytes = sum(file.bytes for file in index.files.values()) / 1e9
                 _put_in_place(temporary, saved.directory)
+                self._steps.append(saved.step)
                 writing.advanced.set()
                 if writing.proofs.get():
                     self._clean_up(saved)
@@ -217,7 +219,8 @@ class Saver:
         """Updates `latest` and removes old checkpoints. An error here doesn't undo the save.
 
         The checkpoint that this attempt has resumed from stays, since it is known to be sound. Checkpoints of later
-        steps stay too: they are of an earlier attempt, and will be overwritten.
+        steps stay too: they are of an earlier attempt, whose course this run has left. They are overwritten, or removed
+        once this run has passed their steps, as they would count as its own then.
         """
         run, settings = self._origin.run, self._origin.settings
         try:
@@ -225,11 +228,11 @@ class Saver:
         except OSError as error:
             saved.warnings.append(f"{run / 'checkpoints' / 'latest'}: can't be written: {error.strerror}")
             return  # `latest` may name an old checkpoint, so none may be removed
+        resumed, every = self._origin.resumed, settings.keep_every_steps
         done = [step for step in all_steps(run) if step <= saved.step]
-        every = settings.keep_every_steps
-        for old in done[: -settings.keep_last]:
-            if old == self._origin.resumed or (every and old % every == 0):
-                continue
+        own = [step for step in done if resumed is None or step <= resumed or step in self._steps]
+        stay = {step for step in own if step == resumed or (every and step % every == 0)}
+        for old in sorted({*done} - {*own[-settings.keep_last :]} - stay):
             try:
                 directory = checkpoint_directory(run, old)
                 # renamed first, so that the next start removes whatever can't be removed now

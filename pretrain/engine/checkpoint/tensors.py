@@ -288,11 +288,11 @@ def load_buffers(model: nn.Module, directory: Path) -> None:
             own[name].copy_(values)
 
 
-def newest_verified(run: Path) -> Path | None:
+def newest_verified(run: Path, before: int | None = None) -> Path | None:
     """The latest checkpoint of `run` whose content is verified; None if there are no checkpoints. Raises FailedError
-    if all are damaged."""
+    if all are damaged. `before`: only checkpoints of earlier steps than this one count."""
     # on rank 0, since a network file system may show older checkpoints to other hosts
-    found = on_rank_0(lambda: candidates(run), tuple[list[Path], str | None])
+    found = on_rank_0(lambda: candidates(run, before), tuple[list[Path], str | None])
     return first_valid(run, _damage_on_any_rank, *found)
 
 

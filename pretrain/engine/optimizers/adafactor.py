@@ -69,6 +69,9 @@ class Adafactor(Sharded):
         return {name: parts for moments in self._moments.values() for name, parts in moments.by_name().items()}
 
     def set_factored_state(self, state: dict[str, dict[str, Tensor]]) -> None:
+        if not state:  # of before the first step
+            self._moments.clear()
+            return
         for buffer in self._buffers.values():
             for name, parts in self._moments_of(buffer).by_name().items():
                 found = state.get(name, {})

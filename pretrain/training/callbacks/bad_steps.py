@@ -7,10 +7,10 @@ from pathlib import Path
 from data_pipeline.base.errors import FailedError
 from pretrain.config.run_config import SpikeSection
 from pretrain.engine.checkpoint import index as checkpoint_index
-from pretrain.engine.checkpoint.directory import all_steps, set_aside, set_latest
+from pretrain.engine.checkpoint.directory import put_back, set_aside, set_latest
 from pretrain.engine.checkpoint.tensors import newest_verified
 from pretrain.engine.ranks import on_rank_0
-from pretrain.run.train_state import Rewind, add_rewind, rewinds
+from pretrain.run.train_state import Rewind, TrainState, add_rewind, rewinds
 from pretrain.training.callback import Callback, StepResult
 from pretrain.training.prepare import state_of
 from pretrain.training.trainer import Trainer
@@ -20,14 +20,15 @@ _TRIED = 3  # steps after a resume: if the loss of none is finite, the checkpoin
 
 class SkippedSteps(Callback):
     """`faults.max_skipped_steps`: counts steps with a non-finite gradient, whose update is skipped. Too many in a row
-    end the run. If the first steps after a resume are all non-finite, the checkpoint is unsound, and the run rewinds to
-    the checkpoint before."""
+    end the run. If the first steps after a resume are all non-finite, the run rewinds to the checkpoint before. It does
+    so once: if the first steps from there are non-finite too, the checkpoints aren't the cause, and the run ends."""
 
     priority = 50
 
     def before_training(self, trainer: Trainer) -> None:
         self._untried = trainer.run.resume  # the checkpoint that was resumed from, until a step is applied
         self._since = trainer.state.step  # its step; rank 0 may have renamed the checkpoint when it is needed
+        self._newer: tuple[Path, Path] | None = None  # the checkpoint that the run went back from: its name, and now
 
     def metrics(self, trainer: Trainer) -> Mapping[str, float]:
         return {"train/skipped_steps": trainer.state.health.skipped}
@@ -48,27 +49,40 @@ class SkippedSteps(Callback):
 
     def _further_back(self, trainer: Trainer, unsound: Path) -> None:
         """Rewinds to the checkpoint before `unsound`, which is set aside so that no run resumes from it. Raises
-        FailedError if there is no older checkpoint."""
-        run = trainer.run
+        FailedError if there is no older checkpoint, or if the run has gone back already: every checkpoint then has its
+        name."""
+        run = trainer.run.directory
         trainer.drop_unsaved()
-        aside = on_rank_0(lambda: _set_aside(run.directory, unsound), Path)
-        checkpoint = newest_verified(run.directory)
-        found = f"{unsound}: no step from it had a finite loss; it is now {aside}"
+        if self._newer:
+            newer, aside = self._newer
+            on_rank_0(lambda: _undo(run, newer, aside), None)
+            neither = f"no step from {unsound} or from {newer} had a finite loss"
+            raise FailedError(f"{neither}: the cause isn't a checkpoint, but the machine or a changed setting")
+        found = f"{unsound}: no step from it had a finite loss"
+        try:
+            checkpoint = newest_verified(run, before=self._since)
+        except FailedError as error:
+            raise FailedError(f"{found}; {error}") from None
         if checkpoint is None:
             raise FailedError(f"{found}, and there is no older checkpoint")
-        then, now = state_of(run.directory, checkpoint), trainer.state
+        # on rank 0, since a network file system may show other hosts an older rewinds.json
+        then, now = on_rank_0(lambda: state_of(run, checkpoint), TrainState), trainer.state
+        aside = on_rank_0(lambda: _set_aside(run, unsound, then.step), Path)
         trainer.rewind(checkpoint, replace(then, skipped=now.skipped, health=now.health.rewound_to(then.health)))
-        self._untried, self._since = checkpoint, then.step
-        trainer.report.warn(f"{found}; rewinding to step {then.step}")
+        self._untried, self._since, self._newer = checkpoint, then.step, (unsound, aside)
+        trainer.report.warn(f"{found}; it is now {aside}; rewinding to step {then.step}")
 
 
-def _set_aside(run: Path, unsound: Path) -> Path:
-    """Sets `unsound` aside and points `latest` to the checkpoint before; returns its new path."""
-    aside = set_aside(unsound)
-    step = max((one for one in all_steps(run) if one < checkpoint_index.read(aside).step), default=None)
-    if step is not None:
-        set_latest(run, step)
-    return aside
+def _set_aside(run: Path, unsound: Path, older: int) -> Path:
+    """Sets `unsound` aside and points `latest` to the checkpoint of step `older`; returns the new path of `unsound`."""
+    set_latest(run, older)
+    return set_aside(unsound)
+
+
+def _undo(run: Path, newer: Path, aside: Path) -> None:
+    """Undoes `_set_aside`."""
+    put_back(aside, newer)
+    set_latest(run, checkpoint_index.read(newer).step)
 
 
 class Spikes(Callback):

@@ -118,7 +118,7 @@ class Reporting(Callback):
         if sharding.reason:
             key = f"deepspeed.zero_optimization.stage: {config.zero_stage}"
             report.say(f"{key} runs as stage {sharding.stage}: {sharding.reason}")
-        if run.initial_weights and not run.resume:
+        if run.initial_weights:
             report.say(f"starts from the weights in {run.initial_weights}")
         if config.data.mixing:
             shares = ", ".join(f"{100 * share:.3g} % of {name}" for name, share in run.shares.items())

@@ -334,6 +334,17 @@ def test_old_checkpoints_go_and_those_of_an_abandoned_course_do_not_count(finish
     assert not list(checkpoints.glob(".*"))
 
 
+def test_checkpoints_of_an_abandoned_course_go_once_the_run_has_passed_their_steps(finished):
+    """The run, with four checkpoints, is set back to step 6 and saves at other steps than before. It would keep that
+    of step 9 for good if it were its own."""
+    checkpoints = finished.parent / "run/checkpoints"
+    (checkpoints / "latest").write_text("step-00000006\n")
+    settings = ("checkpoint.every_steps=2", "checkpoint.keep_last=4", "checkpoint.keep_every_steps=9")
+    train(finished, *settings, "--stop-at-step", "10", code=75)
+    kept = sorted(path.name for path in checkpoints.glob("step-*"))
+    assert kept == [f"step-{step:08d}" for step in (3, 6, 8, 10, 12)]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("policy", ["continue", "stop"])
 def test_a_disk_that_refuses_a_save_costs_no_other_checkpoint(finished, policy):

@@ -80,6 +80,41 @@ def test_weights_alone_or_all_of_a_checkpoint_are_restored(tmp_path):
     assert on_ranks(1, restored, tmp_path / "checkpoint") == [[{"parameter"} | states, states, set()]]
 
 
+def restored_to_before_the_first_step(directory: Path) -> list[tuple[set[str], bool]]:
+    """For each optimizer: what differs from a checkpoint of before its first step once that is restored, at once and
+    after steps; and whether the first step is then taken again to the bit."""
+    from pretrain.engine.checkpoint.engine_state import restore
+
+    found = []
+    for name, optimizer in BEFORE_STEPS.items():
+        engine = engine_of(run_config(1, optimizer={"name": name, "learning_rate": 1e-2, **optimizer}))
+        save(engine, directory / name)
+        saved = copied(engine)
+        restore(engine, directory / name)
+        take_steps(engine, 0, 1)
+        first = copied(engine)
+        take_steps(engine, 1, 3)
+        restore(engine, directory / name)
+        differs = differing(copied(engine), saved)
+        take_steps(engine, 0, 1)
+        found.append((differs, not differing(copied(engine), first)))
+        engine.close()
+    return found
+
+
+BEFORE_STEPS: dict[str, dict[str, Any]] = {
+    "adafactor": {"min_dim_size_to_factor": 16},
+    "adamw": {},
+    "adamw_scale": {"ema_decay": 0.9},
+    "muon": {"newton_schulz_dtype": "fp32"},
+}
+
+
+def test_a_checkpoint_of_before_the_first_applied_step_is_restored(tmp_path):
+    """Such a checkpoint has no moments."""
+    assert on_ranks(1, restored_to_before_the_first_step, tmp_path) == [[(set(), True)] * len(BEFORE_STEPS)]
+
+
 def sizes_and_fingerprint() -> tuple[int, int, str, str]:
     """(bytes of a copy, those that were estimated, fingerprint of the weights, the same by its definition)."""
     from pretrain.engine.checkpoint.engine_state import copy_bytes, fingerprint_of_masters

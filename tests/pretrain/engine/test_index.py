@@ -9,7 +9,7 @@ import pytest
 from data_pipeline.base.errors import MissingPackage, UserError
 from pretrain.engine.checkpoint import index as checkpoint_index
 from pretrain.engine.checkpoint import rank_file
-from pretrain.engine.checkpoint.directory import candidates, checkpoint_directory, set_aside
+from pretrain.engine.checkpoint.directory import candidates, checkpoint_directory, put_back, set_aside
 from pretrain.engine.checkpoint.index import File, Index
 from pretrain.run.train_state import TrainState
 from tests.support.small_runs import T5
@@ -101,3 +101,7 @@ def test_an_unsound_checkpoint_is_set_aside_and_replaces_an_earlier_one_of_its_s
         assert aside == directory.with_name("unsound-step-00000003")
         assert [path.name for path in aside.iterdir()] == [content]
         assert candidates(tmp_path) == ([], None)
+    directory.mkdir()
+    put_back(aside, directory)
+    assert [path.name for path in directory.iterdir()] == ["second"]
+    assert [path.name for path in directory.parent.iterdir()] == [directory.name]

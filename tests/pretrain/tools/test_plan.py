@@ -241,6 +241,9 @@ def test_communication_and_the_room_for_checkpoints_are_said():
     assert re.match(r"t5-v1.1-base-c4 on 64 × a100-80gb: \d+ min, \$\d+ \(stage 1, micro-batches of 2\)\. ", shown)
     assert "MFU in all" in shown
     assert "On disk a checkpoint takes 0.92 GiB; the run keeps the last 3" in shown
+    assert "the run keeps the last 3 and every 10,000 steps: 9.22 GiB" in shown
+    often = load(BASE, ["checkpoint.keep_every_steps=1500"], RunConfig)  # of the multiples of 1,000 that are saved
+    assert "the last 3 and every 3,000 steps: 23.1 GiB" in " ".join(text(replace(on_one(), config=often)).split())
     on_nodes = [replace(on_one(), gpus=8, nodes=nodes).held_by_checkpoints for nodes in (1, 2)]
     assert on_nodes == [4 * 247_577_856, 2 * 247_577_856]
     assert "Communication" not in text(on_one())

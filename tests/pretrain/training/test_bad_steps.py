@@ -1,6 +1,7 @@
 """Runs in trouble, with non-finite gradients or losses that jump, and runs whose batches grow."""
 
 import json
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,10 @@ from data_pipeline.loading.stream import Stream
 from pretrain.config import RunConfig
 from pretrain.engine.checkpoint import index as checkpoint_index
 from pretrain.engine.ranks import joined_world
+from pretrain.run import train_state
 from pretrain.run.metrics_file import read_metrics, rows_from
+from pretrain.run.train_state import Rewind, add_rewind
+from pretrain.training import prepare
 from pretrain.training.callback import Callback, StepResult
 from pretrain.training.trainer import Trainer
 from tests.support.rank_processes import on_ranks
@@ -234,6 +238,78 @@ def test_a_state_from_which_no_loss_is_finite_is_neither_the_latest_nor_trained_
     assert taken_by_both(repaired) == [(step, schedule[step]) for step in (8, 9, 10, *range(4, 13))]
     assert (checkpoints / "unsound-step-00000008").is_dir()
     assert (checkpoints / "latest").read_text() == "step-00000013\n"
+
+
+def on_a_sick_machine(folder: Path, corpus: Path) -> list[Any]:
+    """The error, the steps that were taken and the names of checkpoints, with three checkpoints and with one."""
+    checkpoints, found = folder / "run/checkpoints", []
+    train_with(settings(folder, corpus, 12, checkpoint=EVERY_4TH))
+    longer = settings(folder, corpus, 20, checkpoint=EVERY_4TH)
+    for gone in ((), ("step-00000004", "step-00000008")):
+        for name in gone:
+            shutil.rmtree(checkpoints / name)
+        error, taken = train_with(longer, lambda loss, _: loss * float("nan"))
+        names = sorted(path.name for path in checkpoints.iterdir())
+        found.append((error, [step for step, _ in taken], names, (checkpoints / "latest").read_text()))
+    return found
+
+
+def test_a_machine_on_which_no_loss_is_finite_costs_no_checkpoint(small_corpus, tmp_path):
+    """The run goes back once, to see whether the older checkpoint is better. With a single checkpoint it can't."""
+    ((three, one),) = on_ranks(1, on_a_sick_machine, tmp_path, small_corpus)
+    newest, older = (tmp_path / f"run/checkpoints/step-{step:08d}" for step in (12, 8))
+    neither = f"no step from {older} or from {newest} had a finite loss"
+    assert three[0] == f"{neither}: the cause isn't a checkpoint, but the machine or a changed setting"
+    assert three[1:] == (
+        [12, 13, 14, 8, 9, 10],
+        ["latest", "step-00000004", older.name, newest.name],
+        "step-00000012\n",
+    )
+    assert one[0] == f"{newest}: no step from it had a finite loss, and there is no older checkpoint"
+    assert one[1:] == ([12, 13, 14], ["latest", newest.name], "step-00000012\n")
+
+
+class Weights(Callback):
+    """Keeps the checkpoint that a run takes its weights from."""
+
+    source: Path | None = None
+
+    def before_training(self, trainer: Trainer) -> None:
+        self.source = trainer.run.initial_weights
+
+
+def with_an_older_view(folder: Path, corpus: Path) -> tuple[Any, Path | None]:
+    """A run of which no step from its last checkpoint is finite, and a run that starts from its weights. Rank 1 sees
+    neither rewinds.json nor the last checkpoint."""
+    run = settings(folder / "first", corpus, 8, checkpoint=EVERY_4TH)
+    train_with(run)
+    first, weights = folder / "first/run", Weights()
+    if dist.get_rank() == 0:
+        for step in (4, 8):
+            add_rewind(first, Rewind(step, step * ROWS, (step + 1) * ROWS, step + 1, 9.0))
+    dist.barrier()
+    with pytest.MonkeyPatch.context() as patch:
+        if dist.get_rank() == 1:
+            patch.setattr(train_state, "rewinds", lambda run: [])
+            patch.setattr(prepare, "checkpoint_in", lambda path: path / "checkpoints/step-00000004")
+        positions = set()
+
+        def until_rewound(loss: Any, position: int) -> Any:
+            positions.add(position)
+            return loss * (float("nan") if min(positions) >= 8 * ROWS else 1)
+
+        resumed = train_with(settings(folder / "first", corpus, 12, checkpoint=EVERY_4TH), until_rewound)
+        new = settings(folder / "second", corpus, 1, checkpoint={"init_from": str(first)})
+        train_with(new, callbacks=[weights])
+    return resumed, weights.source
+
+
+def test_ranks_start_from_the_rows_and_weights_that_rank_0_sees(small_corpus, tmp_path, schedule):
+    found = on_ranks(2, with_an_older_view, tmp_path, small_corpus)
+    assert [resumed[0] for resumed, _ in found] == [0, 0]
+    taken = [(step, schedule[step + 1]) for step in (8, 9, 10, *range(4, 12))]
+    assert taken_by_both([resumed for resumed, _ in found]) == taken
+    assert [source for _, source in found] == [tmp_path / "first/run/checkpoints/step-00000012"] * 2
 
 
 def test_a_spike_sends_the_run_back_and_past_the_offending_rows(folder, told, schedule):

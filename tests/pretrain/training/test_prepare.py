@@ -15,6 +15,7 @@ from data_pipeline.base.errors import FailedError, UserError
 from data_pipeline.config import CorpusConfig
 from data_pipeline.corpus import open_corpus
 from pretrain.config import RunConfig
+from pretrain.engine.checkpoint.index import newest
 from pretrain.models import FAMILIES
 from pretrain.run.world import World
 from pretrain.training import preflight as module
@@ -239,6 +240,19 @@ def test_a_batch_larger_than_its_corpus_is_warned_of(prepared, small_corpus):
     assert f"data.train.0: {small_corpus} has {rows} rows, but a step takes {rows + 1}" in warning
 
 
+def test_a_ramp_up_whose_batches_allow_only_small_micro_batches_is_warned_of(prepared):
+    def warned(smaller, micro_batch_size=None):
+        ramp = [{"until_step": 1, "global_batch_size": smaller}]
+        batch = {"global_batch_size": 64, "micro_batch_size": micro_batch_size, "ramp_up": ramp}
+        return prepared(VANILLA, sections={"batch": batch}).warnings
+
+    (warning,) = warned(20)
+    assert "batch.ramp_up: no micro-batch has more than 4 rows" in warning
+    assert "multiples of 20 it is 20" in warning
+    assert warned(20, "auto") == [warning]
+    assert warned(32) == warned(20, 4) == []
+
+
 @each(
     "schedule, warned",
     [
@@ -308,6 +322,16 @@ def test_a_manifest_that_describes_another_tokenizer_is_refused(prepared, small_
     write_json(copy / "manifest.json", manifest, sealed=True)
     with pytest.raises(FailedError, match=rf"{copy}: tokenizer\.(size|eos) is described as \d+; .* has \d+"):
         prepared(VANILLA, sections={"data": {"train": [{"corpus": str(copy)}]}})
+
+
+def test_a_run_is_resumed_without_the_checkpoint_that_its_weights_came_from(whole, tmp_path):
+    """That run's only checkpoint has lost its files since."""
+    (tmp_path / "source/checkpoints/step-00000001").mkdir(parents=True)
+    config = load(whole / "adamw/run.yaml", [f"checkpoint.init_from={tmp_path / 'source'}"], RunConfig)
+    with pytest.raises(UserError, match=r"^checkpoint\.init_from: "):
+        prepare(config, World.on_this_node())
+    run = prepare(config, World.on_this_node(), newest(whole / "adamw/run"))
+    assert (run.train_state.step, run.initial_weights) == (12, None)
 
 
 # What the machine can't do
