@@ -59,7 +59,8 @@ def build_command(
     if until == "shards":
         print(f"{directory} is complete. Next: data-pipeline show {directory}")
     else:
-        print(f"{directory}/{until} is complete. Next: data-pipeline build {config}")
+        following = shlex.join(["data-pipeline", "build", str(config), *(overrides or [])])
+        print(f"{directory}/{until} is complete. Next: {following}")
 
 
 @app.command(epilog="Example: data-pipeline documents configs/corpora/quickstart.yaml cleaning.min_words_per_line=3")

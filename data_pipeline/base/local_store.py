@@ -120,9 +120,14 @@ class LocalStore(Store):
         with path.open("ab", buffering=0) as file:
             for folder in sorted({path.parent, *((self.root / one).parent for one in files)}):
                 flush(folder)
-            while lines:
-                lines = lines[file.write(lines) :]
-        flush(path)
+            before = file.tell()
+            try:
+                while lines:
+                    lines = lines[file.write(lines) :]
+                flush(path)
+            except OSError:
+                file.truncate(before)  # of a full disk: the same lines may be appended again
+                raise
 
     def replace_lines(self, name: str, lines: bytes) -> None:
         self.write(name, lines)
@@ -146,6 +151,8 @@ class LocalStore(Store):
                 holder = os.read(descriptor, 500).decode(errors="replace") or "one that has just started"
                 other = f"another build is at work on it ({holder})"
                 raise FailedError(f"{self}: {other}; wait for it or stop it") from None
+            os.ftruncate(descriptor, 0)
+            os.pwrite(descriptor, f"host {socket.gethostname()}, process {os.getpid()}".encode(), 0)
             with (self.root / _STAGES / "workers").open("a") as file:
                 self._wait_for_former_workers(file.fileno())
             unclaimed.pop_all()
@@ -159,9 +166,7 @@ class LocalStore(Store):
 
     def begin(self) -> str:
         self.claim()
-        if not self._token and self._claimed is not None:
-            os.ftruncate(self._claimed, 0)
-            os.pwrite(self._claimed, f"host {socket.gethostname()}, process {os.getpid()}".encode(), 0)
+        if not self._token:
             self._token = uuid.uuid4().hex
             with (self.root / _STAGES / "workers").open("a") as file:
                 self._wait_for_former_workers(file.fileno())

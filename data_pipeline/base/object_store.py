@@ -3,7 +3,8 @@
 Nodes share nothing but the bucket. A claim is an object `.stages/claims/NUMBER`, which a driver creates only if no
 object has this number. The driver with the highest number has the corpus. It renews the claim by writing the object
 again. If the object stays unchanged for `LEASE_SECONDS`, the driver is gone, and another driver may create the next
-number; no clocks are compared. A worker looks for its driver's claim before it writes, at most ten times per lease.
+number; no clocks are compared. The driver and its workers look for the claim before they write or delete, at most ten
+times per lease.
 """
 
 import contextlib
@@ -146,7 +147,7 @@ class ObjectStore(Store):
                 self._filesystem.makedirs(target.rpartition("/")[0], exist_ok=True)
             self._filesystem.put_file(str(path), target, **of_s3)
 
-        self._look_again(self._driver)
+        self._check_claim()
         of_s3 = {"chunksize": _PART, "max_concurrency": 2} if "s3" in self._protocols else {}
         self._ask(sent, name)
 
@@ -157,7 +158,7 @@ class ObjectStore(Store):
             yield Path(directory)
 
     def write(self, name: str, content: bytes) -> None:
-        self._look_again(self._driver)
+        self._check_claim()
         self._ask(self._filesystem.pipe_file, name, content)
         self._written[name] = len(content), hashlib.sha256(content).hexdigest()
 
@@ -207,6 +208,7 @@ class ObjectStore(Store):
             with contextlib.suppress(FileNotFoundError):
                 self._ask(self._filesystem.rm_file, name)
 
+        self._check_claim()
         self.each(remove, names)
 
     def delete_folder(self, folder: str) -> None:
@@ -236,7 +238,6 @@ class ObjectStore(Store):
         del self._pieces[name][:-1]
 
     def _add(self, name: str, lines: bytes, end: str) -> None:
-        self._look_again(self._claimed)
         pieces = self._pieces_of(name)
         piece = f"{name}/{_number(pieces[-1]) + 1 if pieces else 1:0{_DIGITS}d}{end}"
         self.write(piece, lines)
@@ -345,6 +346,10 @@ class ObjectStore(Store):
         finally:
             self._driver = 0
 
+    def _check_claim(self) -> None:
+        """Raises NodeUnfit if another driver has the corpus than this driver, or this worker's."""
+        self._look_again(self._driver or self._claimed)
+
     def _look_again(self, claim: int) -> None:
         """Like `_look`, unless the claim was found a moment ago. Does nothing for claim 0, which no driver has."""
         if claim and (claim != self._seen or time.monotonic() - self._looked > LEASE_SECONDS / _LOOKS):
@@ -373,6 +378,7 @@ class ObjectStore(Store):
         """
         if "s3" not in self._protocols or self._keeps_uploads:
             return
+        self._check_claim()
         within = self._root.partition("/")[2]
         names = {f"{within}/{folder}/".removeprefix("/") for folder in folders}
         try:

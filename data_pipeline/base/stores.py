@@ -144,7 +144,7 @@ def with_retries(attempt: Callable[[], Result], url: str, wait: float = WAIT_SEC
             raise StoreUnavailable(f"{url}: unavailable for {waited:.0f} s: {reason}; run the same command again later")
         if waited > _SILENT and not warned:
             warned = True
-            print(f"warning: {url}: {reason}; waiting for it, up to {wait:.0f} s", file=sys.stderr, flush=True)
+            print(f"warning: {masked(url)}: {reason}; waiting for it, up to {wait:.0f} s", file=sys.stderr, flush=True)
         time.sleep(pause)
         pause = min(2 * pause, _LONGEST_PAUSE)
 

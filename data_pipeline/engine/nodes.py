@@ -6,6 +6,8 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 
+from data_pipeline.base.formatting import masked
+
 _MOST_FAILURES = 3  # units that fail on a node, none finished in between, before the node is left out
 _FIRST_PAUSE, _LONGEST_PAUSE = 1.0, 60.0  # seconds for which a failing node is left out; doubled while units fail there
 SECONDS_TO_PASS = 60.0  # for what makes units fail on all nodes at once
@@ -160,4 +162,4 @@ class Nodes:
             self._tell(line)
 
     def _tell(self, line: str) -> None:
-        print(f"warning: {self._stage}: {line}", file=sys.stderr, flush=True)
+        print(f"warning: {self._stage}: {masked(line)}", file=sys.stderr, flush=True)

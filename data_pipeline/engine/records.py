@@ -37,8 +37,16 @@ class Records:
         self._flushed = 0.0
 
     def each(self, kind: Any) -> Iterator[Any]:
-        """The units, each a `kind`, in the order in which they were added. Raises FailedError if a line is damaged."""
-        return (parse_json(line, kind, self._file) for line in self._store.lines(self._file))
+        """The units, each a `kind`, in the order in which they were added; a unit that was added twice counts once.
+
+        Raises FailedError if a line is damaged.
+        """
+        seen = set[str]()
+        for line in self._store.lines(self._file):
+            unit = parse_json(line, kind, self._file)
+            if unit.name not in seen:
+                seen.add(unit.name)
+                yield unit
 
     def read(self, kind: Any) -> dict[str, Any]:
         """The units, each a `kind`, by name, in numerical order. Damaged lines are left out."""

@@ -18,7 +18,7 @@ from typing import Any, Generic, TypeVar, get_type_hints
 
 from data_pipeline.base.atomic import fingerprint
 from data_pipeline.base.errors import FailedError, StoreError, UserError, WorkerDied, may_be_of_node, of_files
-from data_pipeline.base.formatting import counted
+from data_pipeline.base.formatting import counted, masked
 from data_pipeline.base.store import Store
 from data_pipeline.engine import fitness, workers
 from data_pipeline.engine.attempt import Failed, Needs
@@ -161,8 +161,8 @@ def run(
         because = ", ".join(sorted({reasons[unit.name] for unit in todo}))
         to_do = f"{counted(len(todo), 'unit')} to do ({because}), {kept}"
         print(f"{stage.name}:", to_do if todo else f"{kept} of {counted(kept, 'unit')}", "up to date", flush=True)
+    records.remove({unit.name for unit in todo})  # and damaged lines, even if nothing is to do
     if todo:
-        records.remove({unit.name for unit in todo})
         finished, errors = dict[str, Finished[ResultType]](), list[UserError]()
         try:
             with records as record:
@@ -290,7 +290,7 @@ def _bug(stage: Stage, unit: Unit, store: Store, error: Exception) -> Failed:
     """Saves the traceback of an unexpected error for a bug report, and names its file."""
     name = f".stages/failures/{stage.name}-{unit.name}.txt"
     with contextlib.suppress(OSError, StoreError):  # the disk itself may be at fault
-        store.write(name, "".join(traceback.format_exception(error)).encode())
+        store.write(name, masked("".join(traceback.format_exception(error))).encode())
     reason = " ".join(f"{type(error).__name__}: {error}".split())[:300]
     failed = FailedError(f"{stage.name}: unit {unit.name} failed: {reason} (traceback: {store.at(name)})")
     return Failed(failed, may_be_of_node(error))

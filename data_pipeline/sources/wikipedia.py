@@ -12,6 +12,7 @@ from xml.parsers import expat
 
 from data_pipeline.base import stores
 from data_pipeline.base.errors import DamagedInput
+from data_pipeline.base.formatting import masked
 from data_pipeline.sources.format import Beginning, Format
 from data_pipeline.sources.record import Input, Range, ReadStats, Record
 from data_pipeline.sources.wikipedia_export import END, PAGE, ROOT, Site, Tag, chunks, index_of, page_tags, ranges
@@ -247,7 +248,8 @@ class Wikipedia(Format):
         if index == file.path:
             return [Range()]
         if not stores.exists(index):
-            print(f"{file.path}: one worker reads all of it; put its index, {index}, beside it", file=sys.stderr)
+            line = f"{file.path}: one worker reads all of it; put its index, {index}, beside it"
+            print(masked(line), file=sys.stderr)
             return [Range()]
         try:
             return ranges(file.path, index, target_bytes)

@@ -16,6 +16,7 @@ from data_pipeline.base import packages, stores
 from data_pipeline.base.arrow_tables import table_of
 from data_pipeline.base.atomic import fingerprint
 from data_pipeline.base.errors import DamagedInput, StoreDamage, StoreError, StoreUnavailable, UserError, may_be_of_node
+from data_pipeline.base.formatting import masked
 from data_pipeline.base.store import Store
 from data_pipeline.base.stores import Checksum
 from data_pipeline.config import CorpusConfig, while_reading
@@ -370,7 +371,7 @@ def _write_input(
     listener: Listener | None,
 ) -> InputResult:
     if file.killed:
-        damage = [Damage("a place unknown", file.killed)]
+        damage = [Damage("a place unknown", masked(file.killed))]
         return InputResult(file.file, file.range, "unreadable", 0, 0, damage, again=True)
     left_out = _LeftOut(spec, file, listener) if listener else None
     stats, documents, ends = ReadStats(Tally(left_out)), 0, list[UserError]()
@@ -393,6 +394,7 @@ def _write_input(
     if unreadable and not corrupt and not again:  # the format may be wrong
         position, reason = found[0]
         found[0] = Damage(position, f"{reason}{advice(file.path, spec.format, reason)}")
+    found = [Damage(one.position, masked(one.reason)) for one in found]  # reasons may name the URL
     status: Literal["ok", "damaged", "truncated", "unreadable"] = "damaged" if found else "ok"
     status = "unreadable" if unreadable else "truncated" if own.truncated_xml else status
     return InputResult(file.file, file.range, status, documents, damaged, found, again=again)

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cache, partial
+from itertools import takewhile
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -15,7 +16,7 @@ import fsspec
 from data_pipeline.base import hub, stores
 from data_pipeline.base.atomic import fingerprint
 from data_pipeline.base.errors import UserError
-from data_pipeline.base.formatting import counted, first_few, printable
+from data_pipeline.base.formatting import counted, first_few, masked, printable
 from data_pipeline.base.open_store import open_store
 from data_pipeline.base.paths import opening
 from data_pipeline.base.store import Store, in_threads
@@ -28,7 +29,10 @@ from data_pipeline.stages.revisions import pinned
 
 _OPENING = 4096  # the size that a file counts as at least: opening it takes as long as reading so many bytes
 _SHOWN = 3  # corpora, and hidden files, in a message
-_STAMPS = ("mtime", "ETag", "blob_id", "LastModified")  # keys of listings
+_STAMPS = (  # keys of listings, by which file systems tell that a file has changed; new ones go to the end
+    *("mtime", "ETag", "blob_id", "LastModified", "etag", "Last-Modified", "last_modified"),
+    *("Content-MD5", "Digest", "modify", "modificationTime"),
+)
 _SAMPLED = 1 << 14  # bytes of each sample of a local file
 _FOLDER_MARKERS = ("/", "_$folder$")  # ends of the names of empty objects that consoles and Hadoop write for folders
 
@@ -43,8 +47,8 @@ class InputFile:
 
     Attributes:
         name: the path relative to the source's root.
-        stamp: changes when the file changes: a store's ETag, the Hub's blob id, or a local file's time of change and a
-            checksum of its head, middle and tail.
+        stamp: changes when the file changes: a store's ETag or time of change, the Hub's blob id, or a local file's
+            time of change and a checksum of its head, middle and tail. "" if a store has none.
         sha256: the checksum that the store publishes; "" if none.
     """
 
@@ -205,7 +209,7 @@ def _matching(pattern: str, source: SourceConfig, kind: str, output: str | None)
         reason = f"{counted(len(built), 'file')} of corpora that were built there ({shown})"
         if len(built) == len(files):
             raise UserError(f"{pattern}: has nothing but {reason} (path of {kind} {source.name!r})")
-        print(f"{pattern}: left out {reason}", file=sys.stderr)
+        print(f"{masked(pattern)}: left out {reason}", file=sys.stderr)
         files = {file: info for file, info in files.items() if file not in built}
     listing = list[InputFile]()
     if not files and hidden.names:
@@ -219,10 +223,27 @@ def _matching(pattern: str, source: SourceConfig, kind: str, output: str | None)
     for (file, _), sample in zip(sizes, samples, strict=True):
         info = files[file]
         name = str(PurePosixPath(file).relative_to(root))
+        name = name if local else masked(name)  # of a web server, it may end in "?token=…"
         stamp = next(filter(None, map(info.get, _STAMPS)), "")
-        url, size, sha256 = filesystem.unstrip_protocol(file), info["size"] or 0, hub.sha256_of(info)
+        url = filesystem.unstrip_protocol(file) if local or place else _url_of(file, pattern, path)
+        url, size, sha256 = url or filesystem.unstrip_protocol(file), info["size"] or 0, hub.sha256_of(info)
         listing.append(InputFile(source, url, name, size, f"{stamp}{sample}", sha256))
     return Inputs(listing, sorted(hidden.names))
+
+
+def _url_of(file: str, url: str, path: str) -> str:
+    """The URL of `file`, a path within the file system of `url`, whose own path there is `path`; "" if unknown.
+
+    What only URLs have stays: fsspec makes "ftp:///data/a" of /data/a on the server of ftp://me@host/data/*.
+    """
+    scheme, _, rest = url.partition("://")
+    of_url, of_path, of_file = (text.rstrip("/").split("/") for text in (rest, path, file))
+    pairs = zip(reversed(of_url), reversed(of_path), strict=False)
+    same = sum(1 for _ in takewhile(lambda parts: parts[0] == parts[1], pairs))
+    before = of_path[: len(of_path) - same]
+    if "::" in url or not rest or of_file[: len(before)] != before:
+        return ""
+    return f"{scheme}://{'/'.join([*of_url[: len(of_url) - same], *of_file[len(before) :]])}"
 
 
 def _of_corpora(files: Collection[str], path: str, root: str, output: str | None, local: bool) -> dict[str, str]:

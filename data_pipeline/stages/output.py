@@ -46,11 +46,14 @@ def refuse_inputs_in(output: str, files: Sequence["InputFile"]) -> None:
     local, protocols = stores.is_local(filesystem), stores.protocols(filesystem)
     top = str(Path(path).resolve()) if local else path.rstrip("/")
     resolved = cache(os.path.realpath)  # many files share a folder
+    inside = cache(lambda url: stores.filesystem(url)[1])  # a URL may also have the store's address
     for file in files:
         protocol, _, place = file.path.partition("://")
         folder = place.rpartition("/")[0]
         if local and protocol == "file":
             folder = resolved(folder)
+        elif protocol in protocols:
+            folder = inside(f"{protocol}://{folder}")
         if protocol in protocols and f"{folder}/".startswith(f"{top}/"):
             read = f"holds {printable(file.path.removeprefix('file://'))}, which source {file.source.name!r} reads"
             raise UserError(f"output: {output} {read}; a build replaces files in its output: {_way_out(output)}")

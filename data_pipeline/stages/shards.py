@@ -7,18 +7,21 @@ tokens give the numbers of rows.
 
 import hashlib
 import tarfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+from pydantic import BaseModel
 
+from data_pipeline.base import packages
 from data_pipeline.base.atomic import fingerprint
 from data_pipeline.base.store import Store
 from data_pipeline.config import CorpusConfig
 from data_pipeline.corpus import blocks, tokenizer
 from data_pipeline.corpus.blocks import Block
-from data_pipeline.corpus.objectives.objective import Examples
+from data_pipeline.corpus.objectives.objective import Examples, Objective
 from data_pipeline.corpus.objectives.randomness import noise_keys
 from data_pipeline.corpus.packing import PACKINGS, Rows, Rules, rows_of_tokens
 from data_pipeline.engine.context import Context
@@ -94,7 +97,8 @@ def plan_counts(config: CorpusConfig, buckets: list[tuple[RowsSpec, str]]) -> li
     """A unit for each of `buckets`, which counts its rows; none if the number of tokens gives the number of rows."""
     if config.rows.packing == "concatenate":
         return []
-    return [Unit(_name(spec.bucket), spec, inputs, memory=_memory(config)) for spec, inputs in buckets]
+    memory = _memory(config)
+    return [Unit(_name(spec.bucket), spec, inputs, memory=memory) for spec, inputs in buckets]
 
 
 def plan(
@@ -106,14 +110,14 @@ def plan(
 ) -> list[Unit[ShardSpec]]:
     """A unit for each of `buckets`, which writes its shard. `files`: the files of tokens, merged or not."""
     rows = [unit.result.rows for unit in counted] or _rows_of_buckets(config, store, buckets, files)
-    units = []
+    units, memory = [], _memory(config)
     first_row = dict.fromkeys(SPLITS, 0)
     for (cut, inputs), count in zip(buckets, rows, strict=True):
         split = cut.bucket.split
         output = f"shards/{split}/shard-{cut.bucket.number:05d}.tar"
         own = {"first_row": first_row[split], "rows_per_block": config.shards.rows_per_block}
         spec = ShardSpec(cut, first_row[split], output)
-        units.append(Unit(_name(cut.bucket), spec, fingerprint([inputs, own]), (output,), memory=_memory(config)))
+        units.append(Unit(_name(cut.bucket), spec, fingerprint([inputs, own]), (output,), memory=memory))
         first_row[split] += count
     return units
 
@@ -169,12 +173,18 @@ def write_shard(context: Context, spec: ShardSpec) -> ShardResult:
     )
 
 
-_BYTES_OF_A_TOKEN = 8  # ids of 2 bytes are held four times: read, sorted, cut into rows, written
-_MEMORY = f"{_BYTES_OF_A_TOKEN} bytes for each token of a shard"
+# For each token of a shard, beside the ids, which are held twice: read and sorted. Most is what finds the rows' tokens.
+_CONCATENATED, _COMPLETE, _OF_PAIRS = 1, 8, 28
+_MEMORY = (
+    f"{4 + _CONCATENATED} bytes for each token of a shard, {4 + _COMPLETE} with `complete_documents`, "
+    f"{4 + _OF_PAIRS} with pairs; 4 more if there are more than 65,536 ids"
+)
 
 
 def _memory(config: CorpusConfig) -> int:
-    return _BYTES_OF_A_TOKEN * config.tokens_per_shard
+    of_rows = _CONCATENATED if config.rows.packing == "concatenate" else _COMPLETE
+    bytes_of_token = 2 * tokens.id_bytes(config.tokenizer) + (_OF_PAIRS if config.pairs else of_rows)
+    return bytes_of_token * config.tokens_per_shard
 
 
 COUNT = Stage(
@@ -223,13 +233,29 @@ def specs_of(
     checksums are collected once. The fingerprint doesn't depend on how files are merged.
     """
     listed = write_names(store, files)
-    checksums = fingerprint([[unit.checksums for unit in tokenized], trained.checksums])
+    read = [[unit.checksums for unit in tokenized], tokenizer_stage.identity(config.tokenizer, trained)]
+    checksums = fingerprint([*read, *sorted(_packages_of(config.rows.objective))])
     common = {"seed": config.seed, "rows": config.rows, "tokenizer": config.tokenizer.layout}
     work = []
     for bucket in buckets_of(config, tokenized):
         settings = {"split": bucket.split, "bucket": bucket.number, "buckets": bucket.count, **common}
         work.append((RowsSpec(bucket, config, listed), fingerprint([settings, checksums])))
     return work
+
+
+def _packages_of(settings: Any) -> set[str]:
+    """The packages that offer an objective and the objectives in its settings, with their versions; none for what
+    ships."""
+    inside, found = list[Any](), set[str]()
+    if isinstance(settings, Objective):
+        found = {package for package in [packages.offering("objectives", settings.name)] if package}
+    if isinstance(settings, BaseModel):
+        inside = [getattr(settings, name) for name in type(settings).model_fields]
+    elif isinstance(settings, Mapping):
+        inside = [*settings.values()]
+    elif isinstance(settings, list | tuple):
+        inside = [*settings]
+    return found.union(*map(_packages_of, inside))
 
 
 def rules_of(bucket: TokenBucket, config: CorpusConfig, vocabulary: Vocabulary) -> Rules:

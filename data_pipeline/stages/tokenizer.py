@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from itertools import accumulate, groupby
 from typing import Any
 
-from data_pipeline.base import processes
+from data_pipeline.base import packages, processes
 from data_pipeline.base.atomic import fingerprint
 from data_pipeline.base.errors import FailedError
 from data_pipeline.base.progress import Activity
@@ -143,11 +143,21 @@ def plan(
         to_read = files_to_read(config, parts, candidates)
     else:
         inputs = [Tokenizer(config.existing(), config.special_tokens, config.sentinels).sha256]
+    if package := packages.offering("tokenizers", config.kind):
+        inputs.append(package)
     spec = TokenizerSpec(config, seed, to_read, sum(part.text_bytes for part in parts))
     outputs = tuple(f"{FOLDER}/{file}" for file in (*config.model.file_names, *config.model.listings))
     # A unit for each kind, so that a change of kind removes the old files.
     memory = config.memory * config.trained_on(spec.text_bytes)
     return [Unit(config.kind, spec, fingerprint(inputs), outputs, memory=memory)]
+
+
+def identity(config: TokenizerConfig, trained: Finished[Result]) -> list[str]:
+    """What decides which ids a text gets: the files of the tokenizer that the unit `trained` has written. With a kind
+    that a package offers, also the unit's fingerprint, since such a kind's code may change and its files stay."""
+    if packages.offering("tokenizers", config.kind):
+        return [*trained.checksums, trained.fingerprint]
+    return trained.checksums
 
 
 def make_tokenizer(context: Context, spec: TokenizerSpec) -> TokenizerResult:

@@ -26,6 +26,7 @@ from data_pipeline.corpus import tokenizer
 from data_pipeline.corpus.documents import read_documents
 from data_pipeline.corpus.objectives.randomness import hashed
 from data_pipeline.corpus.packing import Documents
+from data_pipeline.corpus.tokenizer.config import TokenizerConfig
 from data_pipeline.corpus.tokenizer.normalization import Changes
 from data_pipeline.corpus.tokenizer.sentencepiece import MODEL, SentencePiece
 from data_pipeline.corpus.tokenizer.text_model import TextModel, batches
@@ -46,7 +47,7 @@ _ORDER_BITS = 12  # of a hash: the place in a run of documents that stay togethe
 _CHARACTERS_IN_RESULT = 1000
 _BYTES_AT_ONCE = 1 << 27  # of tokens, merged in memory
 _LAST = 2**64 - 1  # the hash in the row of an index that ends the last document
-_BYTES_OF_A_TOKEN = 6  # ids of 2 bytes are held three times
+_TIMES_HELD = 3  # how often the ids of a unit are in memory
 
 
 @dataclass(frozen=True)
@@ -139,15 +140,27 @@ def plan(config: CorpusConfig, parts: Sequence[Part], trained: Finished) -> list
     """One unit for each group of parts."""
     units = []
     together = {source.name: source.together for source in config.sources}
+    tokenizer_of = tokenizer_stage.identity(config.tokenizer, trained)
+    bytes_of_token = _TIMES_HELD * id_bytes(config.tokenizer)
     for group in grouped(parts, config):
         output = f".stages/tokens/{group[0].name}.safetensors"
         spec = TokensSpec([part.path for part in group], output, together[group[0].source], config)
         settings = [config.seed, spec.together, config.rows.end_of_document, config.pairs, config.tokenizer.layout]
-        inputs = [settings, [checksum for part in group for checksum in part.checksums], trained.checksums]
+        inputs = [settings, [checksum for part in group for checksum in part.checksums], tokenizer_of]
         size = sum(part.text_bytes for part in group)
-        memory = _BYTES_OF_A_TOKEN * math.ceil(config.tokenizer.tokens_per_byte * size)
+        memory = bytes_of_token * math.ceil(config.tokenizer.tokens_per_byte * size)
         units.append(Unit(group[0].name, spec, fingerprint(inputs), (output,), size, memory))
     return units
+
+
+def _id_type(ids: int) -> type[np.uint16] | type[np.uint32]:
+    """The type of token ids in files, if the tokenizer has so many `ids`."""
+    return np.uint16 if ids <= 65_536 else np.uint32
+
+
+def id_bytes(config: TokenizerConfig) -> int:
+    """Bytes of a token id in files, at most."""
+    return np.dtype(_id_type(tokenizer_stage.expected(config).size)).itemsize
 
 
 def tokenize(context: Context, spec: TokensSpec) -> TokensResult:
@@ -158,7 +171,7 @@ def tokenize(context: Context, spec: TokensSpec) -> TokensResult:
     """
     store, config, pairs = context.store, spec.config, spec.config.pairs
     model = context.cached("tokenizer", lambda: tokenizer.in_corpus(store, **config.tokenizer.layout))
-    dtype = np.uint16 if model.size <= 65_536 else np.uint32
+    dtype = _id_type(model.size)
     tokens: dict[str, list[np.ndarray]] = {split: [] for split in SPLITS}
     hashes: dict[str, list[int]] = {split: [] for split in SPLITS}
     targets: dict[str, list[int]] = {split: [] for split in SPLITS}
@@ -358,7 +371,7 @@ STAGE: Stage[TokensSpec, TokensWritten] = Stage(
     unit="a part, or a group of small ones",
     reads=(DOCUMENTS, TOKENIZER),
     writes=TOKENS,
-    memory=f"{_BYTES_OF_A_TOKEN} bytes for each token",
+    memory=f"{2 * _TIMES_HELD} bytes for each token, {4 * _TIMES_HELD} if there are more than 65,536 ids",
     keeps=TokensWritten,
 )
 

@@ -117,7 +117,7 @@ def _sampled(source: SourceConfig, folder: Path, size: int, output: str) -> Sour
         size -= file.bytes
         if size <= 0:
             break
-    return source.model_copy(update={"path": str(folder)})
+    return source.model_copy(update={"path": str(folder), "hidden": True})  # as the path may name them
 
 
 def forecast_build(config: CorpusConfig, found: report.Report, measured: str, workers: int | None = None) -> Forecast:

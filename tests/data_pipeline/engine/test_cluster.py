@@ -268,8 +268,10 @@ def test_a_second_build_of_the_same_corpus_is_refused_until_the_first_ends(tmp_p
     """The first is this process as others see it: what holds its claim is an open file, which ends with a process."""
     write_c4(tmp_path / "a.json.gz", records=5)
     config = write_corpus_file(tmp_path / "corpus.yaml")
+    (tmp_path / "corpus/.stages").mkdir(parents=True)
+    (tmp_path / "corpus/.stages/driver").write_text("host old, process 1, of a build that has ended")
     first = LocalStore(tmp_path / "corpus")
-    first.begin()
+    first.claim()
     told = refused_here(1, "data-pipeline", "build", config)
     assert f"another build is at work on it (host {socket.gethostname()}, process {os.getpid()})" in told
     first.release()

@@ -19,7 +19,7 @@ import fsspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from fsspec.implementations.memory import MemoryFile
+from fsspec.implementations.memory import MemoryFile, MemoryFileSystem
 
 from data_pipeline.base.errors import UserError
 from data_pipeline.base.local_store import LocalStore
@@ -28,7 +28,7 @@ from data_pipeline.config import CorpusConfig, SourceConfig
 from data_pipeline.engine.context import Context
 from data_pipeline.sources.decompress import open_stream
 from data_pipeline.sources.record import Range
-from data_pipeline.stages import documents, report
+from data_pipeline.stages import documents, inputs, report
 from data_pipeline.stages.documents import DocumentsSpec
 from data_pipeline.stages.inputs import InputFile, files_of, list_files, list_inputs, shared
 from data_pipeline.stages.pipeline import build
@@ -257,6 +257,71 @@ def test_a_changed_file_of_the_same_size_and_time_is_known_by_its_head_middle_an
     assert len(stamps) == 4
     assert stamp(whole) in stamps
     assert stamp(whole, 1e9 + 1) not in stamps
+
+
+class Server(MemoryFileSystem):
+    """A server whose files have paths without its address, as with SFTP, FTP and HDFS."""
+
+    protocol = "server"
+
+    @classmethod
+    def _strip_protocol(cls, path: str) -> str:
+        inside = path.partition("://")[2].partition("/")[2] if "://" in path else path
+        return super()._strip_protocol(inside)
+
+
+@each(
+    "url, path, file, expected",
+    [
+        ("sftp://me:pw@host/data/a", "/data/a", "/data/a", "sftp://me:pw@host/data/a"),
+        ("sftp://host/*", "/*", "/a", "sftp://host/a"),
+        ("sftp://host/data/", "/data", "/data/a", "sftp://host/data/a"),
+        ("abfs://data@account/data", "data/data", "data/data/a", "abfs://data@account/data/a"),
+        ("abfs://data@account", "data", "data/a", "abfs://data@account/a"),
+        ("s3://bucket/*/a", "bucket/*/a", "bucket/b/a", "s3://bucket/b/a"),
+        ("memory://b", "/b", "/b/a", "memory://b/a"),
+        ("https://host/b/", "https://host/b/", "https://host/b/a", "https://host/b/a"),
+        ("zip://*::file:///a.zip", "*", "a", ""),
+    ],
+)
+def test_the_url_of_a_file_has_the_address_of_its_source(url, path, file, expected):
+    assert inputs._url_of(file, url, path) == expected
+
+
+def test_files_of_a_server_are_read_where_they_were_found():
+    fsspec.register_implementation("server", Server, clobber=True)
+    fsspec.filesystem("memory").pipe_file("/server/a.txt", b"A text.")
+    (found,) = list_files(SourceConfig(format="text", path="server://me@host/server/*.txt"))
+    assert found.path == "server://me@host/server/a.txt"
+    with open_stream(found.path) as stream:
+        assert stream.read() == b"A text."
+
+
+@each("key", ["Last-Modified", "etag", "last_modified", "modify", "modificationTime"])
+def test_a_replaced_remote_file_of_the_same_size_is_known_by_what_its_store_lists(monkeypatch, key):
+    """HTTP, Azure, FTP and WebHDFS; of a server that lists no more than sizes, nothing is known."""
+    memory = fsspec.filesystem("memory")
+    memory.pipe_file(f"/stamps/{key}", b"a")
+    info, stamps = memory.info(f"/stamps/{key}"), []
+    for listed in ({}, {key: "yesterday"}, {key: "today"}, {key: "today", "ETag": "1"}):
+        monkeypatch.setattr(inputs, "_remote_files", lambda *_, listed=listed: {info["name"]: {**info, **listed}})
+        (found,) = list_files(SourceConfig(format="text", path=f"memory://stamps/{key}"))
+        stamps.append(found.stamp)
+    assert stamps == ["", "yesterday", "today", "1"]
+
+
+def test_no_password_or_token_of_a_url_is_kept_or_shown(tmp_path, capsys):
+    """Neither in records, reports and warnings nor in the ids of documents."""
+    url = "memory://me:hunter2@host/texts/{}?token=hunter2"
+    for name, text in (("a.csv", "text\nA text.\n"), ("b.csv", "words\nA text.\n")):
+        fsspec.filesystem("memory").pipe_file(url.format(name).removeprefix("memory:/"), text.encode())
+    sources = [{"format": "csv", "path": [url.format("a.csv"), url.format("b.csv")]}]
+    build(plain(tmp_path, "", "csv", sources=sources, dedup=OFF), "documents")
+    told = capsys.readouterr().err
+    assert "csv/b.csv?token=***: unreadable at the start: memory://me:***@host/texts/b.csv?token=***" in told
+    assert [one["id"] for one in documents_of(tmp_path / "corpus")] == ["csv/a.csv?token=***/000000000"]
+    kept = [path for path in (tmp_path / "corpus").rglob("*") if path.is_file() and b"hunter2" in path.read_bytes()]
+    assert (kept, "hunter2" in told) == ([], False)
 
 
 def groups(sizes: dict[str, list[int]], **settings: int) -> list[list[int]]:

@@ -168,6 +168,13 @@ def test_a_second_build_is_refused_while_the_first_is_alive_and_takes_over_when_
         raise AssertionError
     with pytest.raises(NodeUnfit, match="another build has taken over"):
         first.append("finished.jsonl", b"{}\n", [])
+    second.write("manifest.json", b"of the second")
+    late = [lambda: first.write("manifest.json", b"of the first"), lambda: first.delete(["manifest.json"])]
+    for change in (*late, lambda: first.delete_folder(""), lambda: first.remove_leftovers(WRITTEN)):
+        with pytest.raises(NodeUnfit, match="another build has taken over"):
+            change()
+    first.release()
+    assert second.get("manifest.json") == b"of the second"
     second.release()
     third = Bucket("s3://bucket/claims")
     third.claim()

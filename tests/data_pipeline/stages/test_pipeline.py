@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from hashlib import md5, sha256
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Never
+from typing import Literal, Never
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -29,16 +29,23 @@ from data_pipeline.base.local_store import LocalStore
 from data_pipeline.base.packages import code_version
 from data_pipeline.config import CorpusConfig, SplitConfig
 from data_pipeline.corpus import open_corpus
+from data_pipeline.corpus.objectives.objective import Objective
+from data_pipeline.corpus.tokenizer.config import TrainedConfig
+from data_pipeline.corpus.tokenizer.sentencepiece import SentencePiece, SentencePieceConfig
 from data_pipeline.corpus.verify import verify
 from data_pipeline.engine import work_units
 from data_pipeline.engine.context import Context
+from data_pipeline.engine.work_units import Finished, Output
 from data_pipeline.stages import dedup as dedup_stages
-from data_pipeline.stages import documents, report
+from data_pipeline.stages import documents, report, shards, tokenizer
+from data_pipeline.stages import tokens as tokens_stage
 from data_pipeline.stages.documents import plan as plan_documents
 from data_pipeline.stages.documents import split_of, write_documents
 from data_pipeline.stages.inputs import files_of
 from data_pipeline.stages.parts import Part
 from data_pipeline.stages.pipeline import build
+from data_pipeline.stages.tokens import TokensWritten
+from data_pipeline.text.vocabulary import Vocabulary
 from tests.conftest import C4_SAMPLE, SAMPLES, write_c4, write_corpus_file
 from tests.support.builds import OFF, checksums, documents_of, flip, plain, trained
 from tests.support.in_process import done_here, refused_here, run_here
@@ -483,19 +490,23 @@ class Quiet(Rule):
 """
 
 
+def install(folder: Path, version: str, offers: str) -> None:
+    """A package of this version in `folder`, in place of another."""
+    for earlier in folder.glob("*.dist-info"):
+        shutil.rmtree(earlier)
+    installed = folder / f"own-{version}.dist-info"
+    installed.mkdir()
+    (installed / "METADATA").write_text(f"Metadata-Version: 2.1\nName: own\nVersion: {version}\n")
+    (installed / "entry_points.txt").write_text(offers)
+
+
 def test_another_version_of_a_package_does_its_steps_again(tmp_path, monkeypatch):
     (tmp_path / "quiet_rules.py").write_text(RULE)
     (tmp_path / "a.txt").write_text("A text.")
     monkeypatch.syspath_prepend(tmp_path)
     inputs = []
     for version in ("1.0", "1.0", "1.1"):
-        for earlier in tmp_path.glob("*.dist-info"):
-            shutil.rmtree(earlier)
-        installed = tmp_path / f"quiet_rules-{version}.dist-info"
-        installed.mkdir()
-        (installed / "METADATA").write_text(f"Metadata-Version: 2.1\nName: quiet-rules\nVersion: {version}\n")
-        offers = "[encdec_pretrain.steps]\nquiet = quiet_rules:Quiet\nsites = quiet_rules:Sites\n"
-        (installed / "entry_points.txt").write_text(offers)
+        install(tmp_path, version, "[encdec_pretrain.steps]\nquiet = quiet_rules:Quiet\nsites = quiet_rules:Sites\n")
         cleaning = {"profile": "none", "rules": [{"rule": "quiet"}]}
         dedup = {**OFF, "custom": [{"step": "sites"}]}
         config = plain(tmp_path, tmp_path / "a.txt", "text", cleaning=cleaning, dedup=dedup)
@@ -508,12 +519,66 @@ def test_another_version_of_a_package_does_its_steps_again(tmp_path, monkeypatch
     assert not {*inputs[0]} & {*inputs[2]}
 
 
+class OwnTokenizer(TrainedConfig):
+    model = SentencePiece
+    kind: Literal["own"] = "own"
+
+    def expected(self) -> Vocabulary:
+        return SentencePieceConfig().expected()
+
+
+class Inside(Objective):
+    name: str = "inside"
+
+    @property
+    def raw_length(self) -> int:
+        return 10
+
+
+class Around(Inside):
+    name: str = "around"
+    of: list[Objective] = []
+
+
+def test_another_version_of_a_package_does_its_tokens_and_rows_again_and_those_of_no_other_kind(tmp_path, monkeypatch):
+    """A changed tokenizer may have the same files as before, and an objective has none."""
+    monkeypatch.syspath_prepend(tmp_path)
+    part, shipped = Part("a", "text", "", 1, {}, 1, checksums=["same"]), plain(tmp_path, tmp_path / "a.txt", "text")
+
+    def inputs(**changes: object) -> list[str]:
+        """The inputs of the units that train the tokenizer, encode a part and write a shard."""
+        config = shipped.model_copy(update=changes)
+        (training,) = tokenizer.plan(config.tokenizer, 0, [part])
+        counts = tokenizer.TokenizerResult(1, tokenizer.Sample())
+        files = {"model": Output(1, "same")}
+        trained = Finished("", tokenizer.STAGE.fingerprint(training), counts, files, 0.0, 0.0)
+        (encoding,) = tokens_stage.plan(config, [part], trained)
+        tokenized = [Finished("", "", TokensWritten({"train": 1, "validation": 0}), {}, 0.0, 0.0)]
+        (_, shard), *_ = shards.specs_of(config, LocalStore(tmp_path / "corpus"), tokenized, [], trained)
+        return [training.inputs, encoding.inputs, shard]
+
+    def of_version(version: str) -> tuple[list[str], list[str], list[str]]:
+        install(
+            tmp_path, version, "[encdec_pretrain.tokenizers]\nown = a:A\n[encdec_pretrain.objectives]\ninside = a:A\n"
+        )
+        rows = shipped.rows.model_copy(update={"objective": Around(of=[Inside()])})
+        return inputs(tokenizer=OwnTokenizer()), inputs(rows=rows), inputs()
+
+    first, again, other = of_version("1.0"), of_version("1.0"), of_version("1.1")
+    assert again == first
+    assert not {*first[0]} & {*other[0]}
+    assert [one == two for one, two in zip(first[1], other[1], strict=True)] == [True, True, False]
+    assert other[2] == first[2]
+
+
 def test_a_build_ends_after_the_folder_that_until_names(tmp_path):
     write_c4(tmp_path / "c4.json.gz", records=20)
     config, made = write_corpus_file(tmp_path / "corpus.yaml"), []
     for until in ("documents", "tokenizer", "shards"):
-        told = done_here("data-pipeline", "build", config, "--until", until)
+        told = done_here("data-pipeline", "build", config, "name=two words", "--until", until)
         assert f"{tmp_path}/corpus{f'/{until}' if until != 'shards' else ''} is complete" in told
+        if until != "shards":
+            assert f"Next: data-pipeline build {config} 'name=two words'\n" in told
         made.append([name for name in ("documents", "tokenizer", "shards") if (tmp_path / "corpus" / name).exists()])
     assert made == [["documents"], ["documents", "tokenizer"], ["documents", "tokenizer", "shards"]]
     with (tmp_path / "corpus/.stages/driver").open() as file:

@@ -10,17 +10,20 @@ import pytest
 from data_pipeline.base.config_file import load
 from data_pipeline.base.errors import UserError
 from data_pipeline.base.local_store import LocalStore
-from data_pipeline.config import CorpusConfig
+from data_pipeline.config import CorpusConfig, SourceConfig
 from data_pipeline.dedup.minhash import NearDuplicates
-from data_pipeline.engine.work_units import Unit
-from data_pipeline.stages import dedup, documents, evaluation_sets, report, table, tokenizer
-from data_pipeline.stages.inputs import files_of
+from data_pipeline.engine.work_units import Finished, Result, Unit
+from data_pipeline.stages import dedup, documents, evaluation_sets, report, shards, table, tokenizer, tokens
+from data_pipeline.stages.inputs import files_of, list_files
 from data_pipeline.stages.kinds import DROPPED, DUPLICATES, INPUTS, KINDS, SETS
 from data_pipeline.stages.parts import Part
 from data_pipeline.tools import planning
 from tests.conftest import SAMPLES
 from tests.support.builds import plain, write_model
 from tests.support.in_process import done_here
+from tests.support.tables import each
+
+SPANS = {"name": "span_corruption", "inputs_length": 64}
 
 
 @pytest.fixture(autouse=True)
@@ -115,6 +118,36 @@ def test_units_ask_for_the_memory_that_their_stage_declares(tmp_path):
     memory = [dedup.plan(work, [decided] * number)[0].memory for number in range(4)]
     assert memory == [2500, 5500, 25_000, 20_000 + 2000 * 60]  # lines, anchors, substrings, the last stage
     assert tokenizer.STAGE.needs(Unit("", None, "")).cpus == 8
+
+
+@each(
+    "packing, of_two_bytes, of_four_bytes",  # by tracemalloc, of documents of 300 tokens
+    [("concatenate", 4.6, 8.6), ("complete_documents", 11.6, 14.8), ("examples", 31.6, 35.6)],
+)
+def test_a_shard_asks_for_the_memory_that_its_packing_and_its_ids_take(tmp_path, packing, of_two_bytes, of_four_bytes):
+    pairs = packing == "examples"
+    objective = {"name": "text_to_text", "inputs_length": 64, "targets_length": 64} if pairs else SPANS
+    for vocab_size, measured, of_tokens in ((1000, of_two_bytes, 6), (70_000, of_four_bytes, 12)):
+        rows = {"packing": packing, "objective": objective, "apply_at": "build" if pairs else "load"}
+        kind, trained_to = "pairs" if pairs else "text", {"vocab_size": vocab_size}
+        config = plain(tmp_path, tmp_path / "a.txt", kind, rows=rows, tokenizer=trained_to)
+        cut = shards.RowsSpec(tokens.TokenBucket("train", 0, 1), config, "")
+        (unit,) = shards.plan_counts(config, [(cut, "")]) or shards.plan(
+            config, LocalStore(tmp_path), [(cut, "")], [], [Finished("", "", shards.RowsResult(1), {}, 0.0, 0.0)]
+        )
+        assert 0 <= unit.memory / config.tokens_per_shard - measured < 1.5
+        trained = Finished("", "", Result(), {}, 0.0, 0.0)
+        (encoding,) = tokens.plan(config, [Part("a", kind, "", 3000, {}, 3000, checksums=["same"])], trained)
+        assert encoding.memory == 1000 * of_tokens
+
+
+def test_the_calibration_reads_hidden_files_that_the_path_names(tmp_path):
+    hidden = tmp_path / "in/.hidden/a.txt"
+    hidden.parent.mkdir(parents=True)
+    hidden.write_text("A text.")
+    source = SourceConfig(format="text", path=str(tmp_path / "in/.h*/*.txt"))
+    sampled = planning._sampled(source, tmp_path / "sample", 1000, str(tmp_path / "corpus"))
+    assert [file.name for file in list_files(sampled)] == [".hidden/a.txt"]
 
 
 @pytest.mark.slow
