@@ -254,7 +254,8 @@ class FaultsSection(Section):
     least 120 s. Remote corpora add `data.cache.wait_seconds`. Earlier name: `hang_seconds`."""
     start_timeout_seconds: Seconds = 3600.0
     """The timeout in seconds while a rank starts (up to the end of its first step), loads, or any rank compiles. If
-    `hang_timeout_seconds` is null, also while the rank saves or evaluates. Earlier name: `start_seconds`."""
+    `hang_timeout_seconds` is null, also until 20 steps are timed, and while the rank saves or evaluates. Earlier name:
+    `start_seconds`."""
     dead_rank_seconds: Seconds = 30.0
     """After one rank has died or failed, the others are killed after this many seconds."""
 
