@@ -28,11 +28,13 @@ class PretrainedModel(nn.Module):
     Attributes:
         model: the network itself; `model.config` has its settings.
         tokenizer: the Tokenizer that it was trained with.
+        objective: the name of the objective that it was trained on, which decides what its inputs begin and end with;
+            None: unknown.
     """
 
     def __init__(self, trained: TrainedModel):
         super().__init__()
-        self.model, self.tokenizer = trained.model, trained.tokenizer
+        self.model, self.tokenizer, self.objective = trained.model, trained.tokenizer, trained.objective
 
     def forward(self, **batch: Tensor) -> Losses:
         """The loss of each label, fp32, by the name of the labels: "labels" (batch, targets), 0 where a label is -100.
@@ -76,7 +78,7 @@ class PretrainedModel(nn.Module):
         training = self.training
         self.eval()
         try:
-            trained = TrainedModel(self.model, self.tokenizer)
+            trained = TrainedModel(self.model, self.tokenizer, self.objective)
             answers = answers_of(trained, prompts, checked_settings, batch_size, samples, allowed)
             if output is None:
                 return list(answers.following(0))
@@ -96,7 +98,7 @@ def answers_of(
 ) -> Answers:
     """The answers that `PretrainedModel.generate` returns."""
     tokenizer, outputs = trained.tokenizer, None
-    bos = bos_of(tokenizer, models.FAMILIES[trained.model.config.family])
+    bos = bos_of(tokenizer.vocabulary, models.FAMILIES[trained.model.config.family], trained.objective)
     if isinstance(allowed, str | Path):
         outputs = AllowedOutputs.read(Path(allowed), tokenizer, bos)
     elif allowed is not None:

@@ -1,7 +1,8 @@
 """The settings of evaluation hooks: the items of `evaluation` in a run file. This module doesn't import torch."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import reduce
+from itertools import combinations
 from operator import or_
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Self
@@ -129,14 +130,20 @@ class PairsSettings(HookSettings):
         """The name in metrics of the pairs of `file`."""
         return Path(self.file or "").name.partition(".")[0]
 
+    def names(self, held_out: Mapping[str, str]) -> list[str]:
+        """The names in metrics of what the hook answers. `held_out`: see `problems`."""
+        if self.file is not None:
+            return [self.name]
+        pairs = [name for name, objective in held_out.items() if objective.endswith("text_to_text")]
+        return [name for name in pairs if self.corpus in (None, name)]
+
     def problems(self, held_out: Mapping[str, str]) -> list[str]:
         if self.file is not None:
             return _missing("file", self.file)
         there = ", ".join(held_out) or "none"
         if self.corpus is not None and self.corpus not in held_out:
             return [f"corpus: no held-out corpus is named {self.corpus!r}; there is {there}"]
-        objectives = [*held_out.values()] if self.corpus is None else [held_out[self.corpus]]
-        if not any(objective.endswith("text_to_text") for objective in objectives):
+        if not self.names(held_out):
             return [f"corpus: {self.corpus or there} has no text-to-text pairs"]
         return []
 
@@ -206,6 +213,23 @@ _SHIPPED: tuple[type[HookSettings], ...] = (
     TextToTextSettings,
     RetrievalSettings,
 )
+
+
+def clashes(hooks: Sequence[HookSettings], held_out: Mapping[str, str]) -> list[tuple[int, str]]:
+    """For each hook whose table and metrics an earlier hook has too: its number, and a line that says so.
+
+    `held_out`: see `HookSettings.problems`. Hooks that differ in `every_steps` alone find the same.
+    """
+    lines = []
+    numbered = [(number, hook) for number, hook in enumerate(hooks) if isinstance(hook, PairsSettings)]
+    for (first, one), (second, other) in combinations(numbered, 2):
+        both = [name for name in one.names(held_out) if name in other.names(held_out)]
+        if one.hook == other.hook and both and one.model_copy(update={"every_steps": other.every_steps}) != other:
+            key, way_out = "corpus", "name another corpus, or make one hook of the two"
+            if other.file is not None:
+                key, way_out = "file", "give the file another name"
+            lines.append((second, f"{key}: hook {first} records {other.hook}/{both[0]} already; {way_out}"))
+    return lines
 
 
 HOOKS = {str(settings.model_fields["hook"].default): settings for settings in _SHIPPED}

@@ -24,7 +24,7 @@ from pretrain.evaluate.hook import EvalResult, Evaluation
 from pretrain.evaluate.prompt_format import Prompt, PromptFormat, PromptScores
 from pretrain.models.model import Model
 
-_NEW_TOKENS = 256  # maximum length of an answer, unless the task sets another
+_NEW_TOKENS = 256  # maximum length of an answer, unless the task sets another or the model has too few positions
 _OFFLINE = {"HF_DATASETS_OFFLINE": "1", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
 
 
@@ -69,8 +69,10 @@ class LmEvalRequests:
         return [sum(next(found)[0] for _ in prompts) for prompts in windows]
 
     def generate(self, requests: Sequence[tuple[str, Mapping[str, Any]]]) -> list[str]:
-        """An answer to each (context, settings), cut before the first of the strings `until`."""
-        return self._evaluation.shared(list(requests), lambda mine: [self._answer(*one) for one in mine], str)
+        """An answer to each (context, settings), cut before the first of the strings `until`. Equal requests have
+        different samples."""
+        numbered = [(number, *one) for number, one in enumerate(requests)]
+        return self._evaluation.shared(numbered, lambda mine: [self._answer(*one) for one in mine], str)
 
     def _prompt(self, context: str, continuation: str) -> Prompt:
         encode = self._tokenizer.encode
@@ -81,31 +83,39 @@ class LmEvalRequests:
         whole, before = encode([context + continuation, bare])
         return self._format.prompt(before, whole[len(before) :])
 
-    def _answer(self, context: str, options: Mapping[str, Any]) -> str:
-        settings, until = _decoding(options)
-        prompt = self._format.prompt(self._tokenizer.encode([context.rstrip()])[0], [])
-        causal = self._format.form == "continuation"
-        inputs = prompt.prefix if causal else prompt.encoder
+    def _answer(self, number: int, context: str, options: Mapping[str, Any]) -> str:
+        causal, copies = self._format.form == "continuation", self._format.form == "copy"
         longest = self._format.config.longest_sequence
+        # a decoder that reads the context too has half of its positions for the answer, unless the task says otherwise
+        default = _NEW_TOKENS if longest is None else min(_NEW_TOKENS, longest // 2 if causal or copies else longest)
+        settings, until = _decoding(options, default)
+        most = settings.max_new_tokens if longest is None else min(settings.max_new_tokens, longest - copies)
+        ids = self._tokenizer.encode([context.rstrip()])[0]
+        if copies and longest is not None:  # the end of the context, with room for <s> and the answer
+            ids = ids[max(len(ids) - (longest - 1 - most), 0) :]
+        prompt = self._format.prompt(ids, [])
+        inputs = prompt.prefix if causal else prompt.encoder
         if causal and longest is not None:  # the end of the prompt, with room for the answer
-            inputs = inputs[-max(longest - settings.max_new_tokens + 1, 1) :]
+            inputs = inputs[-max(longest - most + 1, 1) :]
+        copied = len(prompt.prefix) if copies else 0
+        settings = settings.model_copy(update={"max_new_tokens": copied + most})
         vocabulary = self._tokenizer.vocabulary
-        new = before_eos(written(self._model, [inputs], vocabulary, settings, causal)[0], vocabulary)
+        (row,) = written(self._model, [inputs], vocabulary, settings, causal, numbers=[number])
+        new = before_eos(row, vocabulary)[copied:]
         if self._format.form == "blank":
             new = split_spans(new, vocabulary).get(vocabulary.first_sentinel, [])
-        if self._format.form == "copy":
-            new = new[len(prompt.prefix) :]  # after the copied context
         text = self._tokenizer.decode(new)
         for stop in until:
             text = text.partition(stop)[0] if stop else text
         return text
 
 
-def _decoding(options: Mapping[str, Any]) -> tuple[GenerationSettings, list[str]]:
-    """A task's settings of generation, from lm_eval's names, and the strings that end an answer."""
+def _decoding(options: Mapping[str, Any], default: int) -> tuple[GenerationSettings, list[str]]:
+    """A task's settings of generation, from lm_eval's names, and the strings that end an answer. `default`: its maximum
+    length."""
     until = options.get("until") or []
     sampled = bool(options.get("do_sample")) and float(options.get("temperature") or 0) > 0
-    values: dict[str, Any] = {"max_new_tokens": options.get("max_gen_toks", options.get("max_new_tokens", _NEW_TOKENS))}
+    values: dict[str, Any] = {"max_new_tokens": options.get("max_gen_toks", options.get("max_new_tokens", default))}
     if sampled:
         values |= {name: options[name] for name in ("temperature", "top_k", "top_p") if name in options}
     elif "num_beams" in options:

@@ -11,7 +11,7 @@ from data_pipeline.loading.batch_layout import IGNORE_INDEX
 from data_pipeline.loading.batches import Batch
 from data_pipeline.text.vocabulary import Vocabulary
 from pretrain.config.model_config import ModelConfig
-from pretrain.evaluate.generation.texts import padded
+from pretrain.evaluate.generation.texts import bos_of, padded
 from pretrain.evaluate.hook import Evaluation
 from pretrain.models import FAMILIES
 
@@ -60,12 +60,14 @@ class PromptFormat:
 
     Attributes:
         separated: True if EOS stands between a context and its continuation, and after it: the objective `in_one_row`.
+        bos: what the context of an `answer` begins with; None: no token.
     """
 
     form: Form
     vocabulary: Vocabulary
     config: ModelConfig
     separated: bool = False
+    bos: int | None = None
 
     @classmethod
     def choose(
@@ -75,12 +77,12 @@ class PromptFormat:
 
         Raises UserError for a family without likelihoods of texts, and for a form that doesn't suit the model.
         """
-        generates = FAMILIES[config.family].generates
-        if generates is None:
+        family = FAMILIES[config.family]
+        if family.generates is None:
             raise UserError(f"models of the family {config.family} have no likelihood of a text")
         if form is not None and form not in FORMS:
             raise UserError(f"--form: expected one of {', '.join(FORMS)}, got {form!r}")
-        if generates == "continuations":
+        if family.generates == "continuations":
             if form is not None:
                 raise UserError(f"--form: models of the family {config.family} continue a text; there is one form")
             return cls("continuation", vocabulary, config, separated=objective == "in_one_row")
@@ -89,7 +91,7 @@ class PromptFormat:
             raise UserError("--form: blank needs sentinels, but the model's tokenizer has none")
         if chosen == "copy" and (vocabulary.bos is None or vocabulary.mask is None):
             raise UserError("--form: a copy needs <s> and <mask>, but the model's tokenizer lacks one")
-        return cls(chosen, vocabulary, config)  # type: ignore[arg-type]
+        return cls(chosen, vocabulary, config, bos=bos_of(vocabulary, family, objective))  # type: ignore[arg-type]
 
     def prompt(self, context: Sequence[int], continuation: Sequence[int], ends: bool = True) -> Prompt:
         """A prompt that scores `continuation` after `context`, both without BOS and EOS; if it `ends`, also EOS.
@@ -105,8 +107,7 @@ class PromptFormat:
         if self.form != "answer":
             marks = 2 if self.form == "blank" else max(3, len(scored) + 1)
             return self.infilling(self._last(context, marks), [], continuation, ends)
-        begins = FAMILIES[self.config.family].inputs_begin_with_bos
-        bos = [self.vocabulary.bos] if begins and self.vocabulary.bos is not None else []
+        bos = [] if self.bos is None else [self.bos]
         return Prompt([*bos, *self._last(context, 1 + len(bos)), *eos], [], scored)
 
     @property
@@ -200,7 +201,11 @@ class PromptScores:
         self._batch_size = batch_size
 
     def __call__(self, rows: Sequence[Prompt]) -> list[tuple[float, bool]]:
-        """For each prompt, Σ log p of its `scored` ids, and whether each of these ids is the likeliest."""
+        """For each prompt, Σ log p of its `scored` ids, and whether each of these ids is the likeliest.
+
+        Raises UserError for a prompt that is too long for the decoder.
+        """
+        self._check_lengths(rows)
         # the longest first: rows of a batch are alike in length, and too little memory shows at once
         order = sorted(range(len(rows)), key=lambda number: -rows[number].length)
         batches = [order[start : start + self._batch_size] for start in range(0, len(order), self._batch_size)]
@@ -213,6 +218,16 @@ class PromptScores:
             for row, score in zip(batch, batch_scores, strict=True)
         }
         return [by_row[row] for row in range(len(rows))]
+
+    def _check_lengths(self, rows: Sequence[Prompt]) -> None:
+        longest = self._format.config.longest_sequence
+        if longest is None:
+            return
+        for row in rows:
+            starts = row.starts and self._format.form != "continuation"
+            if len(row.prefix) + len(row.scored) - (not starts) > longest:  # the last token isn't read
+                before = f" after {len(row.prefix)} of the prompt" if row.prefix else ""
+                raise UserError(f"a continuation has {len(row.scored)} tokens{before}, but the model takes {longest}")
 
     @torch.no_grad()
     def _of_batch(self, rows: Sequence[Prompt]) -> list[tuple[float, bool]]:

@@ -1,6 +1,7 @@
 """The hook `samples`: texts that the model writes."""
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 
 from data_pipeline.corpus import Corpus
 from pretrain.config.evaluation import SamplesSettings
@@ -27,10 +28,10 @@ class Samples:
     def evaluate(self, evaluation: Evaluation) -> EvalResult:
         rows: list[Row] = []
         with evaluation.whole_model() as model:
-            trained = TrainedModel(model, evaluation.held_out.tokenizer)
             for name, corpus in evaluation.held_out.corpora.items():
+                trained = TrainedModel(model, evaluation.held_out.tokenizer, corpus.objective.name)
                 prompts = self._corpus_prompts(name, corpus, model)
-                written = evaluation.shared(prompts, lambda pairs: self._write(trained, pairs), str)
+                written = evaluation.shared(prompts, partial(self._write, trained), str)
                 rows += [
                     {"corpus": name, "given": blanks, "written": whole, "original": original}
                     for (blanks, original), whole in zip(prompts, written, strict=True)

@@ -66,13 +66,14 @@ def read(path: Path) -> tuple[ModelConfig, State, Tokenizer]:
 
 def _read(path: Path) -> tuple[ModelConfig, State, Tokenizer]:
     """`read`, with weights in the file's floating-point type."""
-    config, state = _load_state(path)
+    config, state, starts = _load_state(path)
     tokenizer = tokenizer_files.read(path)
     rows = config.padded_vocab_size
     if isinstance(tokenizer.model, TokenizerJson):
         tokenizer = _with_rows(tokenizer, tokenizer.model, rows, path)
         roles = {"pad_id": tokenizer.vocabulary.pad, "eos_id": tokenizer.vocabulary.eos}
         config = config.model_copy(update=roles)  # the tokenizer chose them by config.json too
+    _refuse_other_start(config, starts)
     vocabulary = tokenizer.vocabulary
     if config.family == "t5gemma2":
         _refuse_end_of_image(tokenizer, path)
@@ -120,12 +121,14 @@ def load_state(directory: Path) -> tuple[ModelConfig, State]:
     Raises UserError, which names the setting or tensor, for what our model doesn't support; FailedError if a file is
     damaged.
     """
-    config, state = _load_state(directory)
+    config, state, starts = _load_state(directory)
+    _refuse_other_start(config, starts)
     return config, weights.in_fp32(state)
 
 
-def _load_state(directory: Path) -> tuple[ModelConfig, State]:
-    """`load_state`, with weights in the file's floating-point type."""
+def _load_state(directory: Path) -> tuple[ModelConfig, State, dict[Path, Any]]:
+    """`load_state`, with weights in the file's floating-point type, and by file, what transformers' decoder starts
+    from."""
     path = directory / CONFIG
     if not path.exists():
         raise UserError(f"{path}: no such file")
@@ -160,9 +163,10 @@ def _load_state(directory: Path) -> tuple[ModelConfig, State]:
         raise UserError(f"{directory}: {error}") from None
     if rejection:
         raise rejection
-    if hf.encoder_decoder:
-        _refuse_other_start(config, settings, directory)
-    return config, state
+    if not hf.encoder_decoder:
+        return config, state, {}
+    files = {path: settings, directory / GENERATION: optional_json(directory / GENERATION)}
+    return config, state, {file: values.get("decoder_start_token_id") for file, values in files.items()}
 
 
 def from_hf(hf: HFModel, settings: Json, tensors: State) -> tuple[ModelConfig, State]:
@@ -214,11 +218,10 @@ def _settings(saved: Json, stored: Iterable[str], hf: HFModel, path: Path) -> tu
     return settings, theirs
 
 
-def _refuse_other_start(config: ModelConfig, settings: Json, directory: Path) -> None:
-    """Raises UserError if transformers' decoder starts from another token than ours."""
-    ours, generation = config.decoder_start_id, directory / GENERATION
-    for file, values in ((directory / CONFIG, settings), (generation, optional_json(generation))):
-        start = values.get("decoder_start_token_id")
+def _refuse_other_start(config: ModelConfig, starts: dict[Path, Any]) -> None:
+    """Raises UserError if transformers' decoder starts from another token than ours. `starts`: see `_load_state`."""
+    ours = config.decoder_start_id
+    for file, start in starts.items():
         if start not in (None, ours):
             token = {config.eos_id: "EOS", config.pad_id: "padding"}.get(ours, "BOS")
             raise UserError(

@@ -21,7 +21,7 @@ from data_pipeline.corpus import Corpus, open_corpus
 from data_pipeline.loading.batch_layout import BatchLayout
 from data_pipeline.loading.batches import Batch
 from pretrain.config import RunConfig
-from pretrain.config.evaluation import HOOKS, SUITES, HookSettings
+from pretrain.config.evaluation import HOOKS, SUITES, HookSettings, clashes
 from pretrain.engine.checkpoint import CONFIG
 from pretrain.engine.checkpoint import index as checkpoint_index
 from pretrain.engine.checkpoint.trained import TrainedModel
@@ -137,6 +137,8 @@ def evaluate(
         if not held_out and any(settings.needs_corpus for settings in hooks):
             raise UserError(f"{checkpoint}: no held-out corpus is known; give --corpus")
         if names and (lines := [f"--hook {one.hook}: {line}" for one in hooks for line in one.problems(objectives)]):
+            raise UserError("\n".join(lines))
+        if lines := [f"--hook {hooks[number].hook}: {line}" for number, line in clashes(hooks, objectives) if names]:
             raise UserError("\n".join(lines))
         hooks = [settings for settings in hooks if not settings.problems(objectives)]
         runner, step = HookRunner(hooks, session.held_out(held_out), out), checkpoint_index.read(checkpoint).step

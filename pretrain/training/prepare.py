@@ -16,6 +16,7 @@ from data_pipeline.corpus.tokenizer import load as load_tokenizer
 from data_pipeline.loading.stream import Mixture, Stream, differences, rates
 from pretrain import models
 from pretrain.config.batch import BatchPlan
+from pretrain.config.evaluation import clashes
 from pretrain.config.model_config import ModelConfig
 from pretrain.config.models import Gemma
 from pretrain.config.optimizers.optimizer import NO_DECAY_OF_VECTORS
@@ -162,6 +163,7 @@ def prepare(config: RunConfig, world: World, resume: Path | None = None, of_devi
     held_out = {name: corpus.objective.full_name for name, corpus in zip(names, validation, strict=True)}
     for number, hook in enumerate(config.evaluation):
         problems += [f"evaluation.{number}.{problem}" for problem in hook.problems(held_out)]
+    problems += [f"evaluation.{number}.{line}" for number, line in clashes(config.evaluation, held_out)]
     wrapper_problems = config.wrapper.problems(model, [*training, *in_stages]) if config.wrapper else []
     problems += wrapper_problems
     if resume is not None and not wrapper_problems:

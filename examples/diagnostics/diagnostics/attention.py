@@ -42,7 +42,7 @@ def draw_attention(trained: TrainedModel, text: str, target: str | None, most: i
     `target`: None: the model's answer. A causal model reads only the text.
     """
     family, tokenizer = FAMILIES[trained.model.config.family], trained.tokenizer
-    inputs = torch.tensor([input_ids(tokenizer, text, family)], device=trained.device)
+    inputs = torch.tensor([input_ids(trained, text)], device=trained.device)
     labels = inputs
     if family.generates == "answers":
         answer = tokenizer.encode_with_sentinels(target) if target is not None else None

@@ -3,6 +3,7 @@
 A run can start from a checkpoint of weights, and `evaluate`, `export` and `generate` can read it.
 """
 
+import contextlib
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -14,6 +15,7 @@ from torch import Tensor
 
 from data_pipeline.base.atomic import new_directory
 from data_pipeline.base.errors import UserError
+from data_pipeline.corpus import open_corpus
 from data_pipeline.corpus import tokenizer as tokenizers
 from data_pipeline.corpus.tokenizer import Tokenizer
 from data_pipeline.loading.stream import differences
@@ -45,10 +47,16 @@ AVERAGE_OF = "average_of"  # key in the identity of an averaged checkpoint: the 
 
 @dataclass(frozen=True)
 class TrainedModel:
-    """A model, in fp32 and evaluation mode, and its tokenizer."""
+    """A model, in fp32 and evaluation mode, and its tokenizer.
+
+    Attributes:
+        objective: the name of the objective that the model was trained on, which decides what its inputs begin and end
+            with; None: unknown.
+    """
 
     model: Model
     tokenizer: Tokenizer
+    objective: str | None = None
 
     @classmethod
     def open(cls, directory: Path, together: bool = False) -> "TrainedModel":
@@ -56,7 +64,8 @@ class TrainedModel:
 
         `together`: all ranks of a process group open it at the same time, and each verifies its share.
         """
-        config = checkpoint_index.read(directory).model
+        index = checkpoint_index.read(directory)
+        config = index.model
         if together:
             verify_together(directory, config)
         else:
@@ -64,7 +73,7 @@ class TrainedModel:
         with SkipInit():
             model = models.build(config)
         load_weights(model, directory)
-        return cls(model.eval(), tokenizers.load(directory))
+        return cls(model.eval(), tokenizers.load(directory), _trained_on(directory, index))
 
     @property
     def device(self) -> torch.device:
@@ -72,7 +81,21 @@ class TrainedModel:
 
     def on_best_device(self) -> "TrainedModel":
         """The same model, moved to a GPU if there is one."""
-        return TrainedModel(self.model.to(device_type()), self.tokenizer)
+        return replace(self, model=self.model.to(device_type()))
+
+
+def _trained_on(directory: Path, index: Index) -> str | None:
+    """The name of the objective that the run of a checkpoint trained with, as far as inputs depend on it; None:
+    unknown."""
+    if objective := index.identity.get("data", {}).get("objective"):
+        return str(objective["name"])
+    path = directory / CONFIG
+    if not models.FAMILIES[index.model.family].inputs_begin_with_bos or not path.exists():
+        return None  # corpora, which may be far away, are opened only for a family whose inputs depend on them
+    for entry in yaml.safe_load(path.read_text(encoding="utf-8"))["data"]["train"]:
+        with contextlib.suppress(UserError):
+            return open_corpus(entry["corpus"]).objective.name
+    return None
 
 
 def save_weights(

@@ -19,7 +19,6 @@ from data_pipeline.corpus.objectives.randomness import random_bits, row_keys
 from data_pipeline.corpus.tokenizer import Tokenizer
 from pretrain.engine.checkpoint.trained import TrainedModel
 from pretrain.evaluate.generation.texts import input_ids
-from pretrain.models import FAMILIES
 from pretrain.models.stacks import EncoderDecoder
 
 _LENGTHS = range(10, 25)  # words of a sentence
@@ -104,7 +103,7 @@ def likeliest_fillings(trained: TrainedModel, text: str, number: int) -> list[li
         raise UserError(f"models of the family {model.config.family} don't fill masked spans")
     sentinels = tokenizer.vocabulary.sentinel_ids
     device = next(model.parameters()).device
-    inputs = input_ids(tokenizer, text, FAMILIES[model.config.family])
+    inputs = input_ids(trained, text)
     states = model.encode(torch.tensor([inputs], device=device))
     prefix = [model.config.decoder_start_id]
     blanks = []

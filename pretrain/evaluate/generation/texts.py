@@ -68,7 +68,8 @@ def answer_texts(
 class Answers:
     """The answers to some texts: all answers to the first text, then all answers to the second text, and so on.
 
-    An encoder-decoder reads a text and answers; a causal model continues the text. The seed, the text and the number of
+    An encoder-decoder reads a text and answers, as does a decoder trained on `in_one_row`; another causal model
+    continues the text. The seed, the text and the number of
     a sample determine the sample, whatever the other texts and the batches are. Equal texts have different samples.
 
     Attributes:
@@ -87,7 +88,7 @@ class Answers:
     ):
         """`batch_size`: texts per batch; None: by length. `samples`: samples of each text; None: one answer. Raises
         UserError if the model doesn't generate, or a text is too long for it."""
-        model, tokenizer = trained.model, trained.tokenizer
+        model = trained.model
         family = FAMILIES[model.config.family]
         if family.generates is None:
             raise UserError(f"models of the family {model.config.family} don't generate text")
@@ -99,8 +100,9 @@ class Answers:
         self.settings = settings
         self._trained, self._texts, self._samples = trained, texts, samples
         self._causal = family.generates == "continuations"
+        self._continues = continues(family, trained.objective)
         self._batch_size, self._allowed = batch_size, allowed
-        self._inputs = [input_ids(tokenizer, text, family) for text in texts]
+        self._inputs = [input_ids(trained, text) for text in texts]
         _check_lengths(self._inputs, self._causal, settings.max_new_tokens, model.config.longest_sequence)
         counts: Counter[str] = Counter()
         self._repeats: list[int] = []  # for each text: how many equal texts precede it
@@ -117,8 +119,10 @@ class Answers:
         Computes a checksum of all weights, which takes a second for each 1 to 2 GB.
         """
         allowed = None if self._allowed is None else self._allowed.checksum
+        objective = self._trained.objective
         return {
             "model": _checksum(self._trained),
+            **({} if objective is None else {"objective": objective}),
             "texts": fingerprint(self._texts)[:_DIGITS],
             "samples": self._samples,
             "allowed": allowed and allowed[:_DIGITS],
@@ -133,7 +137,7 @@ class Answers:
     def has_blanks(self, number: int) -> bool:
         """Whether the text of answer `number` has masked spans to fill."""
         inputs = self._inputs[number // (self.per_row * (self._samples or 1))]
-        return not self._causal and any(id_ in self._trained.tokenizer.vocabulary.sentinel_ids for id_ in inputs)
+        return not self._continues and any(id_ in self._trained.tokenizer.vocabulary.sentinel_ids for id_ in inputs)
 
     def _rows(self, first: int) -> Iterator[list[Answer]]:
         """The answers of each row from row `first` on. A row is a text, or a sample of a text."""
@@ -197,7 +201,7 @@ class Answers:
     def _answer(self, row: int, tokens: list[int], score: float | None) -> Answer:
         number, sample = divmod(row, self._samples or 1)
         tokenizer = self._trained.tokenizer
-        one = _answer(tokenizer, self._texts[number], self._inputs[number], tokens, self._causal)
+        one = _answer(tokenizer, self._texts[number], self._inputs[number], tokens, self._continues)
         if self._allowed is not None:
             output = self._allowed.output([*before_eos(tokens, tokenizer.vocabulary), tokenizer.vocabulary.eos])
             assert output is not None  # the search allows no other
@@ -205,12 +209,12 @@ class Answers:
         return replace(one, sample=None if self._samples is None else sample, score=score)
 
 
-def _answer(tokenizer: Tokenizer, text: str, prompt: list[int], row: list[int], causal: bool) -> Answer:
+def _answer(tokenizer: Tokenizer, text: str, prompt: list[int], row: list[int], continues: bool) -> Answer:
     vocabulary = tokenizer.vocabulary
     new = before_eos(row, vocabulary)
     new = new[1:] if new[:1] == [vocabulary.bos] else new  # BART's answers begin with it
     generated = tokenizer.decode(new)
-    if causal:
+    if continues:
         return Answer(text, generated, tokenizer.decode([*prompt, *new]), has_blanks=False)
     if any(id_ in vocabulary.sentinel_ids for id_ in prompt):
         return Answer(text, generated, _filled(tokenizer, text, new), has_blanks=True)
@@ -227,11 +231,16 @@ def _checksum(trained: TrainedModel) -> str:
 
 
 def written(
-    model: Model, inputs: Sequence[Sequence[int]], vocabulary: Vocabulary, settings: GenerationSettings, causal: bool
+    model: Model,
+    inputs: Sequence[Sequence[int]],
+    vocabulary: Vocabulary,
+    settings: GenerationSettings,
+    causal: bool,
+    numbers: Sequence[int] | None = None,
 ) -> list[list[int]]:
     """The generated ids for each of `inputs`: answers or, if the model is `causal`, continuations. See `generate`."""
     ids, mask = padded(inputs, vocabulary.pad, causal, next(model.parameters()).device)
-    return generate(model, ids, mask, settings).tolist()
+    return generate(model, ids, mask, settings, numbers=numbers).tolist()
 
 
 def before_eos(ids: Iterable[int], vocabulary: Vocabulary) -> list[int]:
@@ -250,18 +259,33 @@ def padded(
     return ids.to(device), None if mask.all() else mask.to(device)
 
 
-def input_ids(tokenizer: Tokenizer, text: str, family: Family) -> list[int]:
+def input_ids(trained: TrainedModel, text: str) -> list[int]:
     """The ids of an input to answer, with BOS and EOS as in training and sentinel k for `<extra_id_k>`; or of a prompt
-    to continue, EOS for an empty text."""
-    if family.generates == "continuations":
-        return tokenizer.encode([text])[0] or [tokenizer.vocabulary.eos]
-    bos = bos_of(tokenizer, family)
-    return [*([] if bos is None else [bos]), *tokenizer.encode_with_sentinels(text)]
+    to continue, EOS for an empty text.
+
+    A special token that the text begins with, such as UL2's [R], is its id; a space after it belongs to neither.
+    """
+    tokenizer, family = trained.tokenizer, FAMILIES[trained.model.config.family]
+    special = tokenizer.vocabulary.special
+    name = max(filter(text.startswith, special), key=len, default="")
+    mode, text = ([special[name]], text.removeprefix(name).removeprefix(" ")) if name else ([], text)
+    if continues(family, trained.objective):
+        return [*mode, *tokenizer.encode([text])[0]] or [tokenizer.vocabulary.eos]
+    bos = bos_of(tokenizer.vocabulary, family, trained.objective)
+    return [*([] if bos is None else [bos]), *mode, *tokenizer.encode_with_sentinels(text)]
 
 
-def bos_of(tokenizer: Tokenizer, family: Family) -> int | None:
-    """The BOS that inputs and answers of a family begin with, such as BART's; None: no BOS."""
-    return tokenizer.vocabulary.bos if family.inputs_begin_with_bos else None
+def continues(family: Family, objective: str | None) -> bool:
+    """True if a model of `family` that was trained on `objective` continues a text; False if it answers an input."""
+    return family.generates == "continuations" and objective != "in_one_row"
+
+
+def bos_of(vocabulary: Vocabulary, family: Family, objective: str | None) -> int | None:
+    """The BOS that inputs and answers of a model of `family` begin with, such as BART's; None: no BOS.
+
+    Only rows of `denoising` have it. A model of unknown training is taken for one that was published.
+    """
+    return vocabulary.bos if family.inputs_begin_with_bos and objective in (None, "denoising") else None
 
 
 def _check_lengths(inputs: Sequence[list[int]], causal: bool, new: int, longest: int | None) -> None:

@@ -5,6 +5,7 @@ import itertools
 import json
 import random
 import sys
+from dataclasses import replace
 
 import pytest
 import torch
@@ -20,15 +21,18 @@ from data_pipeline.text.vocabulary import Vocabulary
 from pretrain import cli
 from pretrain.cli.generate import show
 from pretrain.config.model_config import ModelConfig
-from pretrain.engine.checkpoint.trained import TrainedModel
+from pretrain.engine.checkpoint import index as checkpoint_index
+from pretrain.engine.checkpoint.trained import TrainedModel, save_weights
 from pretrain.evaluate.generation.blanks import blank_out, likeliest_fillings
 from pretrain.evaluate.generation.decoding import generate, repeating, sample, search, uniform_draws, warped
 from pretrain.evaluate.generation.settings import GenerationSettings
-from pretrain.evaluate.generation.texts import Answer, Answers, answer_texts, padded, split_spans
+from pretrain.evaluate.generation.texts import Answer, Answers, answer_texts, input_ids, padded, split_spans
+from pretrain.loaded import PretrainedModel
 from pretrain.models.functional.attention_backends import attention_weights
 from pretrain.models.model import Model
 from pretrain.models.stacks import EncoderDecoder
 from tests.support.exported import in_transformers, randomise
+from tests.support.runs import run_file
 from tests.support.slow import slow
 from tests.support.small_models import as_at_the_start
 from tests.support.tables import each
@@ -462,6 +466,65 @@ def test_a_causal_model_goes_on_with_a_text(tokenizer):
     sampled = settings(temperature=1.0)
     together, alone = (list(answer_texts(trained, LINES, sampled, batch_size=size)) for size in (3, 1))
     assert together == alone
+
+
+@pytest.fixture(scope="module")
+def with_marks(spiece):
+    return Tokenizer(SentencePiece.read(spiece), ("<s>", "<mask>", "[R]"), 20)
+
+
+def test_an_input_begins_and_ends_as_in_training(with_marks):
+    """Only rows of denoising begin with BOS, as a BART does whose training is unknown. `in_one_row` has EOS behind an
+    input. A text may begin with a mode token of UL2."""
+    text, (ids,), vocabulary = "The Work", with_marks.encode(["The Work"]), with_marks.vocabulary
+    eos, bos, mode = [vocabulary.eos], [vocabulary.bos], [vocabulary.special["[R]"]]
+    for family, objective, expected in [
+        ("bart", None, [*bos, *ids, *eos]),
+        ("bart", "denoising", [*bos, *ids, *eos]),
+        ("bart", "text_to_text", [*ids, *eos]),
+        ("t5", None, [*ids, *eos]),
+        ("decoder_only", None, ids),
+        ("decoder_only", "in_one_row", [*ids, *eos]),
+    ]:
+        trained = TrainedModel(as_at_the_start(family, vocab_size=with_marks.size), with_marks, objective)
+        assert input_ids(trained, text) == expected, (family, objective)
+        if family == "t5":
+            assert input_ids(trained, "[R] The Work") == [*mode, *expected]
+            assert input_ids(trained, "[R]<extra_id_0>") == [*mode, vocabulary.first_sentinel, *eos]
+
+
+def test_answers_are_formed_as_in_training(with_marks):
+    """A decoder that was trained on `in_one_row` answers. Outputs that are allowed begin with BOS as targets do."""
+    model = random_model("decoder_only", std=1.0, vocab_size=with_marks.size)
+    (one,) = answer_texts(TrainedModel(model, with_marks, "in_one_row"), ["The Work"], settings(max_new_tokens=5))
+    prompt = torch.tensor([with_marks.encode_with_sentinels("The Work")])
+    new = until_eos(generate(model, prompt, None, settings(max_new_tokens=5))[0].tolist())
+    assert one.generated == one.whole == with_marks.decode(new)
+    bart = random_model("bart", vocab_size=with_marks.size)
+    longest = len(with_marks.encode(["a license"])[0]) + 1
+    for objective, begins in ((None, 1), ("text_to_text", 0)):
+        trained = PretrainedModel(TrainedModel(bart, with_marks, objective))
+        with pytest.raises(UserError, match=f"the longest output has {longest + begins} tokens with EOS"):
+            trained.generate("x", allowed=["a license"], max_new_tokens=1)
+
+
+def test_a_checkpoint_says_what_its_model_was_trained_on(with_marks, small_corpus, tmp_path):
+    """By its run's `data.objective`, or by its corpora where inputs depend on it."""
+    model = as_at_the_start("bart", vocab_size=with_marks.size)
+    parts = (model.config, model.state_dict(), with_marks)
+    save_weights(*parts, tmp_path / "imported")
+    origin = checkpoint_index.read(tmp_path / "imported")
+    in_run_file = {**origin.identity, "data": {"objective": {"name": "denoising"}}}
+    save_weights(*parts, tmp_path / "by_key", replace(origin, identity=in_run_file))
+    save_weights(*parts, tmp_path / "by_corpus", run_file=run_file(tmp_path, small_corpus))
+    save_weights(*parts, tmp_path / "moved", run_file=run_file(tmp_path, tmp_path / "gone"))
+    for name, objective in (
+        ("imported", None),
+        ("by_key", "denoising"),
+        ("by_corpus", open_corpus(small_corpus).objective.name),
+        ("moved", None),
+    ):
+        assert TrainedModel.open(tmp_path / name).objective == objective, name
 
 
 def invoke(monkeypatch, trained, *arguments, piped=None):

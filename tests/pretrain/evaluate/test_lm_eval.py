@@ -9,7 +9,10 @@ import pytest
 import torch
 import yaml
 
+from data_pipeline.base.errors import UserError
 from data_pipeline.corpus import open_corpus
+from data_pipeline.corpus.tokenizer import Tokenizer
+from data_pipeline.corpus.tokenizer.sentencepiece import SentencePiece
 from pretrain.engine.checkpoint.index import checkpoint_in
 from pretrain.engine.checkpoint.trained import TrainedModel
 from pretrain.evaluate.generation.decoding import generate
@@ -17,10 +20,11 @@ from pretrain.evaluate.generation.settings import GenerationSettings
 from pretrain.evaluate.lm_eval import LmEvalRequests, LmEvalSettings
 from pretrain.evaluate.prompt_format import PromptFormat
 from pretrain.tools.evaluate import evaluate_on_tasks
+from tests.support.exported import randomise
 from tests.support.forked import run_forked
 from tests.support.rank_processes import on_ranks
 from tests.support.runs import run_file, train_ranks
-from tests.support.small_evaluations import BERT, CAUSAL, T5, evaluation_of, log_p, log_p_after
+from tests.support.small_evaluations import BERT, CAUSAL, SIZES, T5, evaluation_of, log_p, log_p_after
 
 PAIRS = [("The sky is", " blue"), ("The sky is", " blue and wide"), ("Is it day? ", "no"), ("", "Once upon a time")]
 ROWS = [
@@ -98,6 +102,65 @@ def test_a_decoder_only_model_is_scored_plainly(tokenizer):
         assert found == pytest.approx(log_p_after(model, given, after), rel=1e-5)
     text = " ".join(str(number) for number in range(60))
     assert math.isfinite(requests.rolling([text])[0])
+
+
+BART = {"family": "bart", **SIZES, "num_encoder_layers": 1, "num_decoder_layers": 1, "max_positions": 64}
+
+
+@pytest.fixture(scope="module")
+def with_mask(spiece):
+    return Tokenizer(SentencePiece.read(spiece), ("<s>", "<mask>"), 20)
+
+
+def test_equal_requests_have_different_samples(tokenizer):
+    """As self-consistency and pass@k need; the same again in another call."""
+    _, requests = requests_to(T5, tokenizer)
+    asked = [("The sky is", {"max_gen_toks": 8, "do_sample": True, "temperature": 1.0})] * 4
+    found = requests.generate(asked)
+    assert len(set(found)) > 1
+    assert requests.generate(asked) == found
+
+
+def test_a_bart_is_asked_as_it_was_trained(with_mask):
+    """Pairs of text-to-text have no BOS; a model of unknown training gets it."""
+    (ids,), vocabulary = with_mask.encode(["The sky is"]), with_mask.vocabulary
+    for objective, begin in (("text_to_text", []), (None, [vocabulary.bos])):
+        model, requests = requests_to(BART, with_mask, "answer", objective)
+        randomise(model, std=0.3)  # for weights that tell inputs apart
+        wanted, _ = log_p(model, [*begin, *ids, vocabulary.eos], [], [*ids, vocabulary.eos])
+        assert requests.loglikelihood([("The sky is", "The sky is")])[0][0] == pytest.approx(wanted, rel=1e-5)
+
+
+def test_a_copied_context_leaves_the_answer_its_length(with_mask, monkeypatch):
+    """A BART writes <s> and the context first. Neither exceeds the 64 positions of the model."""
+    asked = []
+
+    def copy(model, inputs, vocabulary, settings, causal, numbers):
+        asked.append(settings.max_new_tokens)
+        ids = [id_ for id_ in inputs[0] if id_ not in (vocabulary.mask, vocabulary.eos)]
+        return [[*ids, *with_mask.encode(["blue and wide"])[0], vocabulary.eos][: settings.max_new_tokens]]
+
+    monkeypatch.setattr("pretrain.evaluate.lm_eval.written", copy)
+    _, requests = requests_to(BART, with_mask, objective="denoising")
+    size = len(with_mask.encode(["The sky is"])[0])
+    length = len(with_mask.encode(["blue and wide"])[0])
+    assert requests.generate([("The sky is", {"max_gen_toks": length})]) == ["blue and wide"]
+    assert asked == [1 + size + length]
+    assert requests.generate([("The sky is " * 40, {"max_gen_toks": length})]) == ["blue and wide"]
+    assert asked[1] == 64
+
+
+def test_an_answer_and_a_continuation_are_as_long_as_the_model_takes(tokenizer, with_mask):
+    """By default a task has 256 tokens for an answer; a model of 64 positions has fewer, and no longer continuation."""
+    for settings, form, one, message in (
+        (CAUSAL, None, tokenizer, "tokens after 1 of the prompt, but the model takes 64"),
+        (BART, "answer", with_mask, "a continuation has .* tokens, but the model takes 64"),
+        (BART, "copy", with_mask, "tokens after 1 of the prompt, but the model takes 64"),
+    ):
+        _, requests = requests_to(settings, one, form)
+        assert len(requests.generate([("The sky is " * 40, {})])) == 1
+        with pytest.raises(UserError, match=message):
+            requests.loglikelihood([("The", " sky is" * 80)])
 
 
 def _tasks(folder):

@@ -13,7 +13,7 @@ from data_pipeline.base.errors import UserError
 from data_pipeline.corpus import open_corpus
 from data_pipeline.loading.batch_layout import BatchLayout
 from pretrain.config import RunConfig
-from pretrain.config.evaluation import RetrievalSettings, TextToTextSettings
+from pretrain.config.evaluation import RetrievalSettings, TextToTextSettings, clashes
 from pretrain.engine.checkpoint.index import checkpoint_in
 from pretrain.evaluate.generation.decoding import generate
 from pretrain.evaluate.generation.settings import GenerationSettings
@@ -205,6 +205,19 @@ def test_work_divided_among_one_rank_notices_that_the_budget_is_spent(monkeypatc
         evaluation = Evaluation(SimpleNamespace(), held_out, 0, collectives)
         assert evaluation.shared([1, 2, 3], list, int) == [1, 2, 3]
         assert collectives.late == late
+
+
+def test_two_hooks_that_record_under_one_name_are_refused():
+    held_out = {"swap": "text_to_text", "other": "in_one_row of text_to_text", "small": "span_corruption"}
+    of_files = [TextToTextSettings(file=f"data/{language}/test.tsv") for language in ("de", "fr")]
+    again = TextToTextSettings(file="data/de/test.tsv", every_steps=7)
+    retrieved = RetrievalSettings(file="data/fr/test.tsv")
+    everywhere, there = TextToTextSettings(), [TextToTextSettings(corpus=name, rows=9) for name in ("swap", "other")]
+    assert clashes([of_files[0], again, retrieved, *there], held_out) == []
+    of_test = "file: hook 0 records text_to_text/test already; give the file another name"
+    assert clashes(of_files, held_out) == [(1, of_test)]
+    of_other = "corpus: hook 0 records text_to_text/other already; name another corpus, or make one hook of the two"
+    assert clashes([everywhere, there[1]], held_out) == [(1, of_other)]
 
 
 @each(

@@ -696,6 +696,29 @@ def test_byte_level_bpe_that_transformers_saved_is_read(kind, byte_level_bpe, tm
     assert tokenizer_files.read(tmp_path / "prefixed").encode(TEXTS) == expected
 
 
+def test_a_decoder_that_would_start_from_another_token_than_theirs_is_refused(tmp_path):
+    """The tokenizer's padding is ours, and a T5 starts from it; config.json has another start."""
+    words = tokenizers.Tokenizer(tokenizers.models.BPE())
+    words.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    words.decoder = tokenizers.decoders.ByteLevel()
+    special = ["<pad>", "</s>", "<unk>", "<padding>"]
+    trainer = tokenizers.trainers.BpeTrainer(
+        vocab_size=270,
+        special_tokens=special,
+        initial_alphabet=tokenizers.pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    words.train_from_iterator(TEXTS, trainer)
+    model_of("T5 v1.0", vocab_size=270).save_pretrained(tmp_path)
+    words.save(str(tmp_path / "tokenizer.json"))
+    names = {"tokenizer_class": "PreTrainedTokenizerFast", "pad_token": "<pad>", "eos_token": "</s>"}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(names))
+    assert import_(tmp_path, tmp_path / "imported").decoder_start_id == 0
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({**names, "pad_token": "<padding>"}))
+    with pytest.raises(UserError, match="decoder_start_token_id is 0, but our t5 starts from padding, 3"):
+        import_(tmp_path, tmp_path / "refused")
+
+
 def test_other_tokenizers_are_refused_by_name(spiece, tmp_path):
     words = tokenizers.Tokenizer(tokenizers.models.Unigram([("<unk>", 0.0), ("a", -1.0)], unk_id=0))
     (tmp_path / "words").mkdir()
