@@ -69,8 +69,8 @@ class Answers:
     """The answers to some texts: all answers to the first text, then all answers to the second text, and so on.
 
     An encoder-decoder reads a text and answers, as does a decoder trained on `in_one_row`; another causal model
-    continues the text. The seed, the text and the number of
-    a sample determine the sample, whatever the other texts and the batches are. Equal texts have different samples.
+    continues the text. The seed, the text and the number of a sample determine the sample, whatever the other texts and
+    the batches are. Equal texts have different samples.
 
     Attributes:
         settings: the settings of generation; with `allowed`, max_new_tokens is at most its longest output.
