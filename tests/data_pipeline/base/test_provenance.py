@@ -373,7 +373,7 @@ def test_items_are_read_from_each_format(tmp_path, name, content, of, texts):
         ("a.jsonl", '{"q": "x"}\n{"p": "y", "z": 1}\n', {}, 'a.jsonl: line 2: no field "q"; it has p, z'),
         ("a.jsonl", '{"q": 3}\n', {}, 'a.jsonl: line 1: field "q": expected text, found a JSON int'),
         ("a.jsonl", '{"q": "x"}\nnothing\n', {}, "a.jsonl: line 2: expected a JSON object"),
-        ("a.jsonl", "PAR1 and so on", {}, "a.jsonl: byte 0: declared as jsonl, but looks like a Parquet file"),
+        ("a.jsonl", "PAR1\x15\x04", {}, "a.jsonl: byte 0: declared as jsonl, but looks like a Parquet file"),
         ("a.jsonl", "\n \n", {}, "a.jsonl: no items; expected format jsonl"),
         ("b.jsonl", '{"q": "x"}', {}, "a.jsonl: no such file (path of evaluation set 's')"),
         ("a.jsonl", "a\tb\nc\td\n", {"format": "tsv"}, 'a.jsonl: line 1: no column "q"; it has a, b'),
