@@ -113,7 +113,7 @@ def test_answers_by_ctranslate2_are_those_of_pytorch(kind, spiece, tmp_path, mon
             name: id_ for id_, name in enumerate(json.loads((folder / "converted/shared_vocabulary.json").read_text()))
         }
         found = [[ids[token] for token in one.hypotheses[0]] for one in theirs]
-        assert [_answer(tokenizer, "", [], row, causal=False).generated for row in found] == [
+        assert [_answer(tokenizer, "", [], row, continues=False).generated for row in found] == [
             one.generated for one in ours
         ]
 
@@ -121,7 +121,7 @@ def test_answers_by_ctranslate2_are_those_of_pytorch(kind, spiece, tmp_path, mon
 def test_the_mark_at_an_answers_beginning_is_no_text(spiece):
     tokenizer = tokenizer_of(spiece, "bart")
     ids = tokenizer.encode(["a license"])[0]
-    assert _answer(tokenizer, "a", [], [tokenizer.vocabulary.bos, *ids], causal=False).generated == "a license"
+    assert _answer(tokenizer, "a", [], [tokenizer.vocabulary.bos, *ids], continues=False).generated == "a license"
 
 
 def test_ctranslate2_scales_the_outputs_of_every_t5(spiece, tmp_path):
