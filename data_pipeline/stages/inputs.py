@@ -225,9 +225,9 @@ def _matching(pattern: str, source: SourceConfig, kind: str, output: str | None)
         name = str(PurePosixPath(file).relative_to(root))
         name = name if local else masked(name)  # of a web server, it may end in "?token=…"
         stamp = next(filter(None, map(info.get, _STAMPS)), "")
-        url = filesystem.unstrip_protocol(file) if local or place else _url_of(file, pattern, path)
-        url, size, sha256 = url or filesystem.unstrip_protocol(file), info["size"] or 0, hub.sha256_of(info)
-        listing.append(InputFile(source, url, name, size, f"{stamp}{sample}", sha256))
+        known = "" if local or place else _url_of(file, pattern, path)
+        url, size = known or filesystem.unstrip_protocol(file), info["size"] or 0
+        listing.append(InputFile(source, url, name, size, f"{stamp}{sample}", hub.sha256_of(info)))
     return Inputs(listing, sorted(hidden.names))
 
 
