@@ -3,7 +3,7 @@ modern layers. `pretrain.config.models` has the families. Neither module imports
 milliseconds."""
 
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self
 
 from pydantic import Field, NonNegativeInt, PositiveFloat, model_validator
 
@@ -230,6 +230,13 @@ class RotaryHeads(Heads):
         return self
 
 
+class Rotation(NamedTuple):
+    """How rotary positions rotate: the base of their frequencies, and the factor by which positions are divided."""
+
+    base: float
+    factor: float = 1.0
+
+
 class LocalAndGlobal(Section):
     """Which layers have full attention and which have a sliding window, with rotary positions (Gemma 2 and 3)."""
 
@@ -241,19 +248,36 @@ class LocalAndGlobal(Section):
     `sliding_window` is set."""
     rope_base: PositiveFloat = 10_000.0
     """Base of the rotary frequencies (RoPE theta)."""
+    rope_factor: Annotated[float, Field(ge=1.0)] = 1.0
+    """Factor by which rotary positions are divided, so that a model reads longer texts than before (linear scaling,
+    Chen et al. 2023). T5Gemma 2 has 8."""
     window_rope_base: PositiveFloat | None = None
-    """RoPE base of layers with a sliding window. null: `rope_base`."""
+    """RoPE base of layers with a sliding window; `rope_factor` doesn't apply to them. null: these layers rotate as the
+    others do."""
 
     def has_full_attention(self, layer: int) -> bool:
         """True if a layer, counted from 0, has full attention."""
         every = self.full_attention_every
         return self.sliding_window is None or (every is not None and (layer + 1) % every == 0)
 
-    def window_and_base(self, layer: int) -> tuple[int | None, float]:
-        """The sliding window of a layer, counted from 0, and its RoPE base."""
+    @property
+    def rotation(self) -> Rotation:
+        """The rotation of layers with full attention."""
+        return Rotation(self.rope_base, self.rope_factor)
+
+    def window_and_rotation(self, layer: int) -> tuple[int | None, Rotation]:
+        """The sliding window of a layer, counted from 0, and its rotation."""
         if self.has_full_attention(layer):
-            return None, self.rope_base
-        return self.sliding_window, self.window_rope_base or self.rope_base
+            return None, self.rotation
+        return self.sliding_window, Rotation(self.window_rope_base) if self.window_rope_base else self.rotation
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_windows(cls, given: Any) -> Any:
+        """Settings of windows are null by default if `sliding_window` is set to null."""
+        if isinstance(given, Mapping) and given.get("sliding_window", 0) is None:
+            return {"full_attention_every": None, "window_rope_base": None, **given}
+        return given
 
     @model_validator(mode="after")
     def _windows_are_whole(self) -> Self:
@@ -312,6 +336,7 @@ class ModernLayers(Positions, LocalAndGlobal):
 
     @model_validator(mode="after")
     def _rotations_have_positions(self) -> Self:
-        if self.positions != "rotary" and (self.rope_base != 10_000.0 or self.window_rope_base is not None):
-            raise ValueError(f"rope_base: needs rotary positions, not {self.positions} ones")
+        rotates = self.rotation != Rotation(10_000.0) or self.window_rope_base is not None
+        if self.positions != "rotary" and rotates:
+            raise ValueError(f"rope_base, rope_factor: need rotary positions, not {self.positions} ones")
         return self

@@ -211,8 +211,6 @@ class T5Gemma2Config(StackConfig, Gemma):
     output_softcap: ClassVar[None] = None
 
     family: Literal["t5gemma2"] = "t5gemma2"
-    num_layers: Layers
-    """Number of layers of a stack."""
     full_attention_every: Count | None = 6
     rope_base: PositiveFloat = 1_000_000.0
     window_rope_base: PositiveFloat | None = 10_000.0

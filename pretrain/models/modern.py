@@ -47,19 +47,19 @@ class ModernDecoder(Decoder):
         layer = layer_config(config, stack, 3 * stack.num_layers)
         super().__init__(config, layer, stack.num_layers, config.encoder.d_model)
         self.positions = _learned_positions(config, stack.d_model)
-        self.cross_base = config.rope_base if config.cross_rotation else None
+        self.cross_rotation = config.rotation if config.cross_rotation else None
 
     def cross_positions(
         self, positions: Tensor, encoder_states: Tensor, inputs: AttentionInputs
     ) -> tuple[Tensor, Rotary | None, Rotary | None]:
-        if self.cross_base is None:
+        if self.cross_rotation is None:
             return positions, None, None
         length = encoder_states.size(1)
         positions = positions + ends_of_inputs(length, inputs)
         in_segments = positions_in_segments(inputs.encoder_segment_ids)
         input_positions = positions_from(0, length, encoder_states.device, in_segments)
         rotary, memory_rotary = (
-            rotary_embedding(one, self.d_kv, encoder_states.dtype, self.cross_base)
+            rotary_embedding(one, self.d_kv, encoder_states.dtype, *self.cross_rotation)
             for one in (positions, input_positions)
         )
         return positions, rotary, memory_rotary

@@ -38,14 +38,16 @@ def _power_of_two(number: int) -> int:
     return 1 << (number.bit_length() - 1)
 
 
-def rotary_embedding(positions: Tensor, d_kv: int, dtype: torch.dtype, base: float = 10_000.0) -> Rotary:
+def rotary_embedding(
+    positions: Tensor, d_kv: int, dtype: torch.dtype, base: float = 10_000.0, factor: float = 1.0
+) -> Rotary:
     """The rotations of rotary positions (Su et al. 2021), for `positions` (length,) or (batch, length); angles in fp32.
 
-    Dimensions i and i + d_kv / 2 are rotated together by position · base^(−2i / d_kv).
+    Dimensions i and i + d_kv / 2 are rotated together by position / factor · base^(−2i / d_kv).
     """
     # Rounded like transformers' frequencies: at position 5,000, another rounding would move an angle by up to 6e-4.
     frequencies = 1.0 / base ** (torch.arange(0, d_kv, 2, device=positions.device, dtype=torch.float32) / d_kv)
-    angles = positions[..., None].float() * frequencies
+    angles = positions[..., None].float() * (frequencies / factor)
     angles = torch.cat([angles, angles], dim=-1)
     if angles.dim() == 3:
         angles = angles[:, None]

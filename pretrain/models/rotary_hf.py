@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from data_pipeline.base.errors import UserError
-from pretrain.config.model_config import Heads, LocalAndGlobal
+from pretrain.config.model_config import Heads, LocalAndGlobal, Rotation
 from pretrain.models.state_dict_adapter import Json, to_theirs
 
 ACTIVATIONS = {"swiglu": "silu", "geglu": "gelu_pytorch_tanh"}
@@ -39,13 +39,15 @@ class RotarySettings:
         if stack.d_model % stack.num_heads:
             raise UserError(f"num_heads: {stack.num_heads} must divide d_model {stack.d_model} in transformers")
         theirs = to_theirs(stack, HEADS)
-        rotation = {"rope_type": "default", "rope_theta": config.rope_base}
-        # transformers 4 reads the bases beside `rope_parameters`, and takes its defaults where it finds none
+        rotation = _rotation_to_theirs(config.rotation)
+        # transformers 4 reads bases and scaling beside `rope_parameters`, and takes its defaults where it finds none
         theirs |= {"rope_parameters": rotation, "rope_theta": config.rope_base}
+        if config.rope_factor != 1.0:
+            theirs["rope_scaling"] = {"rope_type": "linear", "factor": config.rope_factor}
         if self.two_bases:
-            local = config.window_rope_base or config.rope_base
-            theirs["rope_parameters"] = {GLOBAL: rotation, LOCAL: {**rotation, "rope_theta": local}}
-            theirs["rope_local_base_freq"] = local
+            local = Rotation(config.window_rope_base) if config.window_rope_base else config.rotation
+            theirs["rope_parameters"] = {GLOBAL: rotation, LOCAL: _rotation_to_theirs(local)}
+            theirs["rope_local_base_freq"] = local.base
         if self.windows:
             if config.sliding_window == 1:
                 raise UserError("transformers can't generate with sliding_window: 1: its cache holds 2 tokens or more")
@@ -60,10 +62,12 @@ class RotarySettings:
         """Our settings. Raises UserError for windows and kinds of RoPE that our models don't have."""
         ours = {**self.heads_to_ours(saved), **(windows_to_ours(saved) if self.windows else {})}
         if not self.two_bases:
-            return {**ours, "rope_base": base_to_ours(saved["rope_parameters"])}
-        local, whole = (base_to_ours(saved["rope_parameters"][kind]) for kind in (LOCAL, GLOBAL))
+            return {**ours, **rotation_to_ours(saved["rope_parameters"])}
+        local, whole = (rotation_to_ours(saved["rope_parameters"][kind]) for kind in (LOCAL, GLOBAL))
         differs = ours["sliding_window"] is not None and local != whole
-        return {**ours, "rope_base": whole, "window_rope_base": local if differs else None}
+        if differs and local["rope_factor"] != 1.0:
+            raise UserError(f"rope_parameters: {LOCAL} is scaled by itself; our layers with a window aren't")
+        return {**ours, **whole, "window_rope_base": local["rope_base"] if differs else None}
 
     def heads_to_ours(self, saved: Json) -> Json:
         """Our settings of heads; None for default values."""
@@ -97,8 +101,16 @@ def windows_to_ours(saved: Json) -> Json:
     return {"sliding_window": window, "full_attention_every": every}
 
 
-def base_to_ours(parameters: Json) -> float:
-    """The RoPE base. Raises UserError for scaled RoPE."""
-    if parameters["rope_type"] != "default":
-        raise UserError(f"rope_parameters: rope_type is {parameters['rope_type']!r}, but must be 'default'")
-    return parameters["rope_theta"]
+def _rotation_to_theirs(rotation: Rotation) -> Json:
+    if rotation.factor == 1.0:
+        return {"rope_type": "default", "rope_theta": rotation.base}
+    return {"rope_type": "linear", "rope_theta": rotation.base, "factor": rotation.factor}
+
+
+def rotation_to_ours(parameters: Json) -> Json:
+    """Our settings of the rotation. Raises UserError for RoPE that is scaled in another way than linearly."""
+    kind = parameters["rope_type"]
+    if kind not in ("default", "linear"):
+        raise UserError(f"rope_parameters: rope_type is {kind!r}, but must be 'default' or 'linear'")
+    factor = parameters["factor"] if kind == "linear" else 1.0
+    return {"rope_base": parameters["rope_theta"], "rope_factor": factor}

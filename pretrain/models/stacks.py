@@ -6,7 +6,7 @@ from typing import Any, ClassVar, cast
 import torch
 from torch import Tensor, nn
 
-from pretrain.config.model_config import LocalAndGlobal, ModelConfig
+from pretrain.config.model_config import LocalAndGlobal, ModelConfig, Rotation
 from pretrain.models.attention import (
     Attention,
     AttentionInputs,
@@ -109,7 +109,7 @@ class Stack(nn.Module):
 
     - `layers` are drawn one by one, after the positions.
     - `window` maps the config's number of tokens to the keys that a query of this stack sees.
-    - `windows` has each layer's window, None if it sees all keys, and rotary base. A stack has one kind of layers, or
+    - `kinds` has each layer's window, None if it sees all keys, and rotation. A stack has one kind of layers, or
       two: local and global ones.
     """
 
@@ -133,8 +133,8 @@ class Stack(nn.Module):
         self.new_positions(config)
         self.layers = nn.ModuleList(layers)
         spans = config if isinstance(config, LocalAndGlobal) else LocalAndGlobal()
-        kinds = map(spans.window_and_base, range(len(self.layers)))
-        self.windows = [(None if tokens is None else window(tokens), base) for tokens, base in kinds]
+        kinds = map(spans.window_and_rotation, range(len(self.layers)))
+        self.kinds = [(None if tokens is None else window(tokens), rotation) for tokens, rotation in kinds]
         self.post_norm = settings.post_norm
         self.final_norm = nn.Identity() if self.post_norm else settings.new_norm()
         self.dropout = Dropout(settings.dropout_rate)
@@ -159,31 +159,31 @@ class Stack(nn.Module):
         """The mask of each layer for `x` (batch, queries, d_model), the last of `keys` tokens, which stands at
         `positions`. `seen`: which of these each query sees in layers without a window."""
 
-        def new_mask(window: Window | None, base: float) -> AttentionMask:
+        def new_mask(window: Window | None, rotation: Rotation) -> AttentionMask:
             rotates = self.position_kind == "rotary"
-            rotary = rotary_embedding(positions, self.d_kv, x.dtype, base) if rotates else None
+            rotary = rotary_embedding(positions, self.d_kv, x.dtype, *rotation) if rotates else None
             diagonals = self.diagonals(x.size(1), keys, x)
             return self_attention_mask(x, keys, seen._replace(window=window), rotary, diagonals)
 
         return self.of_layers(new_mask, x.size(1), keys)
 
     def of_layers(
-        self, new_mask: Callable[[Window | None, float], AttentionMask], queries: int, keys: int
+        self, new_mask: Callable[[Window | None, Rotation], AttentionMask], queries: int, keys: int
     ) -> list[AttentionMask]:
-        """The mask of each layer, made once for all layers of a kind by `new_mask(window, base)`. A window that hides
-        nothing is None."""
-        masks = {
-            (window, base): new_mask(None if window is None or window.hides_nothing(queries, keys) else window, base)
-            for window, base in dict.fromkeys(self.windows)
-        }
-        return [masks[kind] for kind in self.windows]
+        """The mask of each layer, made once for all layers of a kind by `new_mask(window, rotation)`. A window that
+        hides nothing is None."""
+        masks = {}
+        for window, rotation in dict.fromkeys(self.kinds):
+            hides = window is not None and window.hides_some(queries, keys, self.causal)
+            masks[window, rotation] = new_mask(window if hides else None, rotation)
+        return [masks[kind] for kind in self.kinds]
 
     def pairs(self, tokens: int, pairs: int) -> int:
         """The pairs of queries and keys that all layers compute, for `tokens` whose examples have `pairs` of them.
 
         A window leaves as many pairs for each token as it is wide. That ignores where examples begin and end.
         """
-        widths = [None if window is None else window.before + window.after + 1 for window, _ in self.windows]
+        widths = [None if window is None else window.before + window.after + 1 for window, _ in self.kinds]
         return sum(pairs if width is None else min(pairs, width * tokens) for width in widths)
 
     def finished(self, x: Tensor, positions: Tensor) -> Tensor:

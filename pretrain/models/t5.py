@@ -97,14 +97,14 @@ class T5Stack(Stack):
     """
 
     def new_positions(self, config: T5Config) -> None:
-        self.relative_attention_biases: nn.ModuleList | None = None
+        self.relative_attention_biases: nn.ModuleDict | None = None  # lists are of layers
         if config.positions == "relative":
             buckets, distance = config.relative_attention_num_buckets, config.relative_attention_max_distance
             std, both = config.base_width**-0.5, not self.causal
             new_bias = partial(RelativePositionBias, buckets, distance, config.num_heads, both, std)
             if config.relative_attention_in_every_layer:
                 layers = config.num_decoder_layers if self.causal else config.num_encoder_layers
-                self.relative_attention_biases = nn.ModuleList(new_bias() for _ in range(layers))
+                self.relative_attention_biases = nn.ModuleDict({str(layer): new_bias() for layer in range(layers)})
             else:
                 self.relative_attention_bias = new_bias()
         elif config.positions == "learned":
@@ -114,7 +114,7 @@ class T5Stack(Stack):
     def masks(self, x: Tensor, keys: int, positions: Tensor, seen: Visibility) -> list[AttentionMask]:
         if self.relative_attention_biases is None:
             return super().masks(x, keys, positions, seen)
-        diagonals = [bias(x.size(1), keys) for bias in self.relative_attention_biases]
+        diagonals = [bias(x.size(1), keys) for bias in self.relative_attention_biases.values()]
         return [self_attention_mask(x, keys, seen, diagonals=one) for one in diagonals]
 
     def diagonals(self, queries: int, keys: int, x: Tensor) -> Tensor | None:

@@ -12,7 +12,7 @@ from pretrain.config.models import Gemma, StackConfig, T5GemmaConfig
 from pretrain.models.functional.attention_backends import Window
 from pretrain.models.layers import Embedding, LayerConfig
 from pretrain.models.model import Head
-from pretrain.models.rotary_hf import KEYS, RotarySettings, base_to_ours, layer_types, windows_to_ours
+from pretrain.models.rotary_hf import KEYS, RotarySettings, layer_types, rotation_to_ours, windows_to_ours
 from pretrain.models.stacks import Decoder, Encoder, EncoderDecoder
 from pretrain.models.state_dict_adapter import (
     HFModel,
@@ -142,7 +142,7 @@ def _config_from_hf(settings: Json, tensors: State) -> Json:
             stack: {**_ROTARY.heads_to_ours(settings[stack]), "num_layers": settings[stack]["num_hidden_layers"]}
             for stack in _STACKS
         },
-        "rope_base": base_to_ours(decoder["rope_parameters"]),
+        **rotation_to_ours(decoder["rope_parameters"]),
         **windows,
         **to_ours(decoder, _SHARED),
         "output_softcap": decoder["final_logit_softcapping"],

@@ -11,6 +11,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from pretrain.config.model_config import Rotation
 from pretrain.config.models import T5Gemma2Config
 from pretrain.models.attention import (
     Attention,
@@ -134,9 +135,9 @@ class MergedDecoder(Stack):
         positions = positions_from(past_length, queries, x.device, inputs.decoder_positions)
         x = self.add_positions(x, positions)
 
-        def new_mask(window: Window | None, base: float) -> AttentionMask:
+        def new_mask(window: Window | None, rotation: Rotation) -> AttentionMask:
             bias = merged_bias(x, keys, encoder_states.size(1), window, inputs)
-            return AttentionMask(bias, rotary_embedding(positions, self.d_kv, x.dtype, base))
+            return AttentionMask(bias, rotary_embedding(positions, self.d_kv, x.dtype, *rotation))
 
         masks = self.of_layers(new_mask, queries, keys)
         for i, layer in enumerate(self.layers):

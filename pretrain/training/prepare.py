@@ -127,6 +127,14 @@ class PreparedRun:
                 f"schedule.warmup_steps: {config.schedule.warmup_steps:,}, but run.max_steps is {steps:,}, so the run "
                 "ends inside its warm-up; a twentieth of the steps is usual"
             )
+        objectives = [corpus.objective for corpus in self.training]
+        objectives += [stage.objective for stage in config.data.curriculum]
+        have_prefixes = any(one.kind_of_batches == "in_one_row" for one in objectives)
+        if getattr(self.model, "prefix_attention", "causal") == "bidirectional" and not have_prefixes:
+            found.append(
+                "model.prefix_attention: bidirectional, but only rows of the objective in_one_row have a prefix, so "
+                "the model learns with causal attention alone, and prompts are read in both directions"
+            )
         return found
 
 

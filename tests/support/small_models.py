@@ -34,7 +34,7 @@ STACKS_OF_TODAY: dict[str, dict[str, Any]] = {
     "modern": MODERN,
     "modern, local and global": MODERN
     | {"encoder": WIDER, "tie_embeddings": "output", "attention_softcap": 5.0, "scale_embedding": True}
-    | {"sliding_window": 4, "full_attention_every": 3, "window_rope_base": 1e3, "rope_base": 1e5}
+    | {"sliding_window": 4, "full_attention_every": 3, "window_rope_base": 1e3, "rope_base": 1e5, "rope_factor": 2.0}
     | {"norm": "rms_around_one", "norm_after": True, "activation": "geglu"},
     "modern, plain": MODERN
     | {"decoder": WIDER, "tie_embeddings": "none", "cross_rotation": False, "qk_norm": False, "biases": True}

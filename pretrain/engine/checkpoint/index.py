@@ -115,7 +115,8 @@ class Index:
 
     def differences(self, identity: Identity) -> list[str]:
         """How the checkpoint's run differs from `identity`, one line for each key."""
-        lines, found = [], changed(self.identity, json.loads(json.dumps(identity)))
+        saved = {**self.identity, "model": self.model.model_dump()}  # with settings that are newer than the checkpoint
+        lines, found = [], changed(*(json.loads(json.dumps(one)) for one in (saved, identity)))
         kinds = {key.rpartition(".")[0] for key, _, _ in found if _KIND.search(key)}
         for key, old, new in found:
             if _CONTENT.fullmatch(key) and old and new:

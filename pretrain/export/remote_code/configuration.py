@@ -59,11 +59,14 @@ class EncoderDecoderConfig(Config):
         return self  # `encoder` and `decoder` are sections of settings, not configs
 
     def kind(self, layer):
-        """The window of a layer's self-attention (None: full attention), and its RoPE base."""
+        """The window of a layer's self-attention (None: full attention), its RoPE base, and the factor by which
+        positions are divided."""
         every = self.full_attention_every
         if self.sliding_window is None or (every is not None and (layer + 1) % every == 0):
-            return None, self.rope_base
-        return self.sliding_window, self.window_rope_base or self.rope_base
+            return None, self.rope_base, self.rope_factor
+        if self.window_rope_base is None:
+            return self.sliding_window, self.rope_base, self.rope_factor
+        return self.sliding_window, self.window_rope_base, 1.0
 
 
 class ModernConfig(EncoderDecoderConfig):
@@ -84,6 +87,7 @@ class ModernConfig(EncoderDecoderConfig):
     positions: str = "rotary"
     max_positions: int | None = None
     rope_base: float = 10_000.0
+    rope_factor: float = 1.0
     window_rope_base: float | None = None
     cross_rotation: bool = True
     sliding_window: int | None = None
@@ -101,7 +105,7 @@ class VanillaConfig(EncoderDecoderConfig):
     post_norm, norm, layer_norm_epsilon, biases = True, "layer", 1e-5, True
     norm_after = qk_norm = cross_rotation = False
     positions, scale_embedding, tie_embeddings = "sinusoidal", True, "all"
-    attention_softcap = output_softcap = sliding_window = full_attention_every = rope_base = None
+    attention_softcap = output_softcap = sliding_window = full_attention_every = rope_base = rope_factor = None
 
     d_model: int = 512
     d_ff: int = 2048

@@ -94,10 +94,11 @@ class Attention(nn.Module):
         return x.unflatten(-1, (-1, self.width)).transpose(1, 2)
 
 
-def rotary_embedding(positions, width, base, dtype):
-    """Cosines and sines (batch, 1, length, width / 2) of the angles, in fp32, at `positions` (batch, length)."""
+def rotary_embedding(positions, width, base, dtype, factor=1.0):
+    """Cosines and sines (batch, 1, length, width / 2) of the angles, in fp32, at `positions` (batch, length), which are
+    divided by `factor`."""
     frequencies = 1.0 / base ** (torch.arange(0, width, 2, device=positions.device, dtype=torch.float32) / width)
-    angles = positions[:, None, :, None].float() * frequencies
+    angles = positions[:, None, :, None].float() * (frequencies / factor)
     return angles.cos().to(dtype), angles.sin().to(dtype)
 
 

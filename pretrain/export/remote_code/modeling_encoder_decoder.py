@@ -98,8 +98,8 @@ class Stack(nn.Module):
         mask = x.new_ones(1, past_length + length) if mask is None else mask
         x = self.with_positions(x, positions)
 
-        def rotary_of(positions, base):
-            return rotary_embedding(positions, self.head_width, base, x.dtype)
+        def rotary_of(positions, base, factor):
+            return rotary_embedding(positions, self.head_width, base, x.dtype, factor)
 
         memory = None
         if states is not None:
@@ -108,12 +108,13 @@ class Stack(nn.Module):
             both = None, None
             if config.cross_rotation:  # positions continue after each row's input
                 positions = positions + ((states_mask != 0) * (columns + 1)).amax(dim=1, keepdim=True)
-                both = rotary_of(positions, config.rope_base), rotary_of(columns, config.rope_base)
+                rotation = config.rope_base, config.rope_factor
+                both = rotary_of(positions, *rotation), rotary_of(columns, *rotation)
             memory = states, visible(states_mask, 1), *both
 
         @functools.cache
-        def mask_and_rotary(window, base):  # made once for all layers of a kind
-            rotary = rotary_of(positions, base) if config.positions == "rotary" else None
+        def mask_and_rotary(window, base, factor):  # made once for all layers of a kind
+            rotary = rotary_of(positions, base, factor) if config.positions == "rotary" else None
             return visible(mask, length, self.causal, window), rotary
 
         for i, layer in enumerate(self.layers):

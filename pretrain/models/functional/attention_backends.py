@@ -40,9 +40,9 @@ class Window(NamedTuple):
     before: int
     after: int = 0
 
-    def hides_nothing(self, queries: int, keys: int) -> bool:
-        """True if the last `queries` of `keys` tokens see all of them."""
-        return self.before >= keys - 1 and self.after >= queries - 1
+    def hides_some(self, queries: int, keys: int, causal: bool) -> bool:
+        """True if one of the last `queries` of `keys` tokens sees less than without a window."""
+        return self.before < keys - 1 or (not causal and self.after < queries - 1)
 
 
 def refuse_beyond_memory(like: Tensor, queries: int, keys: int, matrices: int) -> None:

@@ -131,6 +131,8 @@ PUBLISHED = {
     "t5gemma2-4b-4b": 7_089_110_016,
 }
 
+WINDOWS = {"t5gemma2-270m-270m": 512, "t5gemma2-1b-1b": 512, "t5gemma2-4b-4b": 1024}  # config.json of each
+
 
 class ModelFile(Section):
     model: AnyModelConfig
@@ -143,6 +145,8 @@ def test_a_preset_has_the_size_that_is_published_and_named(preset):
     named = re.findall(r"([\d,]+) (?:parameters|with them)", (FOLDER / f"{preset}.yaml").read_text().split("model:")[0])
     assert parameters == (PUBLISHED.get(preset) or int(named[-1].replace(",", "")))
     assert not preset.startswith("transformer-") or config.label_smoothing == 0.1  # Vaswani et al., section 5.4
+    if preset in WINDOWS:
+        assert (config.sliding_window, config.rope_factor) == (WINDOWS[preset], 8.0)
     if millions := re.fullmatch(r"t5(?:-v1.1|gemma2)-([\d.]+)m", preset):
         assert parameters == pytest.approx(float(millions[1]) * 1e6, rel=0.06)
 

@@ -290,6 +290,17 @@ def test_a_refusal_to_resume_names_a_key_of_the_run_file_and_the_ways_out(finish
     assert set(keys) <= flat(changed.model_dump()).keys()
 
 
+def test_a_setting_that_is_newer_than_a_checkpoint_has_its_default_there(finished):
+    checkpoint = newest(finished.parent / "run")
+    config = load(finished, ["run.max_steps=13"], RunConfig)
+    own = prepare(config, World.on_this_node(2), checkpoint).identity
+    saved = checkpoint_index.read(checkpoint)
+    del saved.identity["model"]["relative_attention_in_every_layer"]
+    assert saved.differences(own) == []
+    (line,) = saved.differences({**own, "model": {**own["model"], "relative_attention_in_every_layer": True}})
+    assert "model.relative_attention_in_every_layer is false there, true here" in line
+
+
 def test_the_keys_of_the_train_state_stand_beside_the_others_in_an_index(finished, tmp_path):
     """Checkpoints of before lack the later ones."""
     written = json.loads((newest(finished.parent / "run") / checkpoint_index.INDEX).read_text())

@@ -9,9 +9,11 @@ from data_pipeline.corpus import open_corpus
 from pretrain import models
 from pretrain.engine.checkpoint.trained import save_weights
 from pretrain.models.flops import Sizes, count_flops
+from pretrain.models.layers import Layer
 from pretrain.models.model import Model
 from pretrain.tools.plan_memory import LiveMemory
 from tests.support.rank_processes import each, on_ranks
+from tests.support.small_models import MODELS
 from tests.support.small_runs import engine_of, micro_batches, own_layout, row_offsets, run_config
 
 SIZES = {"vocab_size": 100, "d_model": 32, "d_ff": 64, "num_heads": 4, "num_encoder_layers": 2, "num_decoder_layers": 2}
@@ -146,3 +148,12 @@ def test_no_rank_ever_has_the_tensors_of_a_whole_copy():
     for bytes_of_one, largest in on_ranks(2, tensors_of_building, 3):
         assert bytes_of_one < 2 / 2 + 10 * largest + 0.1
     assert on_ranks(1, tensors_of_building, 2)[0][0] > 2
+
+
+def test_layers_are_layers_in_every_family():
+    """Whatever else a stack keeps for each layer, such as umT5's biases, is in no list of modules."""
+    from pretrain.engine.construction import layers
+
+    for name, settings in MODELS.items():
+        model = models.meta_model(models.parse({"vocab_size": 100, **settings}))
+        assert all(isinstance(layer, Layer) for layer in layers(model).values()), name

@@ -81,7 +81,9 @@ BY_FAMILY: dict[str, dict[str, dict[str, Any]]] = {
     "t5gemma": {
         "T5Gemma": T5GEMMA,
         "T5Gemma, unequal, from padding": T5GEMMA | {"encoder": WIDER, "bos_id": None} | MULTIPLE,
-        "T5Gemma, all local": T5GEMMA | ALL_LOCAL | {"decoder": ONE | {"num_layers": 3}, "rope_base": 1e5},
+        "T5Gemma, all local": T5GEMMA
+        | ALL_LOCAL
+        | {"decoder": ONE | {"num_layers": 3}, "rope_base": 1e5, "rope_factor": 2.5},
         "T5Gemma, no window": T5GEMMA | NO_WINDOW | {"attention_softcap": None, "output_softcap": None},
         "T5Gemma, muP, from EOS": T5GEMMA | MUP | {"layer_norm_epsilon": 1e-3, "bos_id": 1},
     },
@@ -90,7 +92,7 @@ BY_FAMILY: dict[str, dict[str, dict[str, Any]]] = {
         "T5Gemma 2, all local": T5GEMMA2 | ALL_LOCAL | {"head_dim": 16, "window_rope_base": None} | MULTIPLE,
         "T5Gemma 2, no window": T5GEMMA2 | NO_WINDOW | {"window_rope_base": None, "rope_base": 1e5},
         "T5Gemma 2, other": T5GEMMA2
-        | {"num_key_value_heads": None, "query_pre_attn_scalar": 24, "layer_norm_epsilon": 1e-3}
+        | {"num_key_value_heads": None, "query_pre_attn_scalar": 24, "layer_norm_epsilon": 1e-3, "rope_factor": 8.0}
         | MUP,
     },
     "decoder_only": {
@@ -99,7 +101,7 @@ BY_FAMILY: dict[str, dict[str, dict[str, Any]]] = {
         "GPT-2, GELU": ONE | {"max_positions": 40, "activation": "gelu", "layer_norm_epsilon": 1e-3},
         "Llama": RMS | {"tie_embeddings": False},
         "Llama, biases": RMS | {"biases": True, "num_key_value_heads": None, "activation": "geglu"} | MUP,
-        "Llama, head_dim": RMS | {"head_dim": 16} | MULTIPLE,
+        "Llama, head_dim": RMS | {"head_dim": 16, "rope_factor": 3.0} | MULTIPLE,
         "Qwen3": RMS | {"qk_norm": True, "head_dim": 16, "rope_base": 1e6},
         "Qwen3, windows": RMS | LOCAL | {"qk_norm": True, "tie_embeddings": False},
         "Qwen3, all local": RMS | ALL_LOCAL | {"qk_norm": True, "activation": "geglu"} | MULTIPLE,
@@ -110,9 +112,9 @@ BY_FAMILY: dict[str, dict[str, dict[str, Any]]] = {
         | {"tie_embeddings": False, "num_key_value_heads": None, "activation": "swiglu", "rope_base": 1e5}
         | MUP,
         "Gemma 3": GEMMA3,
-        "Gemma 3, all local": GEMMA3 | ALL_LOCAL | {"window_rope_base": None} | MULTIPLE,
+        "Gemma 3, all local": GEMMA3 | ALL_LOCAL | {"window_rope_base": None, "rope_factor": 4.0} | MULTIPLE,
         "Gemma 3, no window": GEMMA3 | NO_WINDOW | {"window_rope_base": None},
-        "Gemma 3, other": GEMMA3 | CAPS | {"tie_embeddings": False, "activation": "swiglu"} | MUP,
+        "Gemma 3, other": GEMMA3 | CAPS | {"tie_embeddings": False, "activation": "swiglu", "rope_factor": 8.0} | MUP,
     },
     "encoder_only": {
         "BERT": BIDIRECTIONAL,
@@ -326,17 +328,21 @@ def test_transformers_4_finds_the_bases_of_rotations_under_its_names():
     assert exported("T5Gemma", bos_id=2, rope_base=1e5)["decoder"]["rope_theta"] == 1e5
     gemma = exported("Gemma 3", rope_base=1e6, window_rope_base=2e4)
     assert (gemma["rope_theta"], gemma["rope_local_base_freq"]) == (1e6, 2e4)
+    assert "rope_scaling" not in gemma
+    scaled = exported("Gemma 3", rope_factor=8.0, window_rope_base=2e4)
+    assert scaled["rope_scaling"] == {"rope_type": "linear", "factor": 8.0}
 
 
-@each("d_kv, base", [(64, 1e4), (128, 5e5), (256, 1e6)])
-def test_rotations_are_those_of_transformers_to_the_bit(d_kv, base):
-    settings = {"head_dim": d_kv, "rope_parameters": {"rope_type": "default", "rope_theta": base}}
+@each("d_kv, base, factor", [(64, 1e4, 1.0), (128, 5e5, 1.0), (256, 1e6, 8.0), (64, 1e4, 3.3)])
+def test_rotations_are_those_of_transformers_to_the_bit(d_kv, base, factor):
+    scaling = {"rope_type": "linear", "factor": factor} if factor != 1.0 else {"rope_type": "default"}
+    settings = {"head_dim": d_kv, "rope_parameters": {**scaling, "rope_theta": base}}
     rotary = transformers.models.llama.modeling_llama.LlamaRotaryEmbedding(transformers.LlamaConfig(**settings))
     positions = torch.arange(0, 20_000, 7)
     expected = rotary(torch.zeros(1), positions[None])
     assert all(
         torch.equal(ours, theirs[0])
-        for ours, theirs in zip(rotary_embedding(positions, d_kv, torch.float32, base), expected, strict=True)
+        for ours, theirs in zip(rotary_embedding(positions, d_kv, torch.float32, base, factor), expected, strict=True)
     )
 
 

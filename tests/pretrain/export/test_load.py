@@ -329,6 +329,10 @@ def written(saved, kind, folder, settings=None, tensors=None):
     return folder
 
 
+UNSCALED = {"rope_type": "default", "rope_theta": 1e6}
+SCALED = {"rope_type": "linear", "rope_theta": 1e4, "factor": 8.0}
+
+
 @each(
     "kind, key, value, why",
     [
@@ -351,7 +355,8 @@ def written(saved, kind, folder, settings=None, tensors=None):
         ("RoBERTa", "hidden_act", "relu", "…hidden_act is 'relu', but the head of RoBERTa has gelu…"),
         ("RoBERTa", "num_attention_heads", 5, "num_attention_heads: 5 doesn't divide hidden_size 16…"),
         ("Llama", "mlp_bias", True, "…attention_bias and mlp_bias differ"),
-        ("Llama", "rope_parameters", {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e4}, "…'linear'"),
+        ("Llama", "rope_parameters", {"rope_type": "dynamic", "factor": 8.0, "rope_theta": 1e4}, "…'dynamic'"),
+        ("Gemma 3", "rope_parameters", {GLOBAL: UNSCALED, LOCAL: SCALED}, "…sliding_attention is scaled by itself"),
         ("Gemma 3", "layer_types", [GLOBAL, LOCAL], "…layer_types: our models have"),
         ("Gemma 3", "use_bidirectional_attention", True, "…use_bidirectional_attention is True, but"),
         ("T5Gemma", "encoder.sliding_window", 7, "…sliding_window is 7 in the encoder and 4 in the decoder"),

@@ -25,7 +25,7 @@ from pretrain.evaluate.generation.texts import padded
 from pretrain.models import build, parse
 from pretrain.models.attention import AttentionInputs
 from pretrain.models.flops import Sizes, flops_by_part
-from pretrain.models.functional.attention_backends import toeplitz
+from pretrain.models.functional.attention_backends import Visibility, toeplitz
 from pretrain.models.modern import ends_of_inputs
 from pretrain.models.positions import linear_bias, linear_bias_slopes, sinusoids
 from pretrain.models.t5 import RelativePositionBias, relative_position_bucket
@@ -212,6 +212,22 @@ def test_the_position_of_the_next_token_is_subtracted_from_the_output(norm):
 
 
 # T5Gemma and T5Gemma 2
+
+
+@each("family", ["t5gemma", "t5gemma2"])
+def test_without_a_window_all_layers_have_full_attention(family):
+    """`full_attention_every` and `window_rope_base` have defaults that need a window."""
+    given = {name: value for name, value in MODELS[family].items() if name != "full_attention_every"}
+    config = parse({**given, "vocab_size": VOCABULARY, "sliding_window": None})
+    assert {config.window_and_rotation(layer) for layer in range(6)} == {(None, config.rotation)}
+    assert parse(config.model_dump()) == config
+
+
+@each("window, kinds", [(8, [True, True, True, True]), (7, [False, True, False, True])])
+def test_a_causal_window_as_wide_as_the_row_is_no_window(window, kinds):
+    decoder = as_at_the_start("t5gemma", sliding_window=window).decoder
+    masks = decoder.masks(torch.zeros(1, 8, 32), 8, torch.arange(8), Visibility(causal=True))
+    assert [mask.is_causal for mask in masks] == kinds
 
 
 def test_flops_of_unequal_stacks():

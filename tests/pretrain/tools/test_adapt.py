@@ -53,7 +53,7 @@ def test_a_balanced_model_computes_what_its_decoder_did(kind, style, monkeypatch
     inputs = ids(2, 30)
     with monkeypatch.context() as patch:
         patch.setattr(stacks, "self_attention_mask", causally)
-        patch.setattr(model.encoder, "windows", model.decoder.windows)
+        patch.setattr(model.encoder, "kinds", model.decoder.kinds)
         expected = decoder.decoder(decoder.embedding(inputs))
         assert expected.std() > 0.1
         assert (model.encode(inputs) - expected).abs().max() <= 1e-5 * expected.abs().max()

@@ -269,6 +269,13 @@ def test_a_run_that_ends_inside_its_warm_up_is_warned_of(prepared, tmp_path, sch
     assert all("run.max_steps is 20, so the run ends inside its warm-up" in line for line in found)
 
 
+def test_a_prefix_that_no_row_has_is_warned_of(prepared):
+    prefix = {**DECODER, "prefix_attention": "bidirectional"}
+    (warning,) = prepared(prefix, CAUSAL).warnings
+    assert warning.startswith("model.prefix_attention: bidirectional, but only rows of the objective in_one_row")
+    assert prepared(DECODER, CAUSAL).warnings == []
+
+
 def test_a_corpus_without_a_row_in_the_run_is_warned_of(prepared, small_corpus, corpus_built_with_noise):
     """Of 8 rows, a weight of 1e-7 has none; it isn't refused, since a longer run has its rows."""
     train = [{"corpus": str(small_corpus)}, {"corpus": str(corpus_built_with_noise), "weight": 1e-7}]

@@ -41,8 +41,9 @@ def counted(model, batch):
 
 
 LENGTHS = [(20, 12), (9, 5), (14, 7)]
-NAMES = [name for name in ONE_OF_EACH_FAMILY if name != "double_decoder"]  # its pairs: examples/double_decoder
-FIRST = ("t5gemma2", "autoregressive, plain")  # of each way to count
+# the pairs of double_decoder: examples/double_decoder
+NAMES = ["t5, in every layer", *(name for name in ONE_OF_EACH_FAMILY if name != "double_decoder")]
+FIRST = ("t5gemma2", "autoregressive, plain", "t5, in every layer")  # of each way to count
 
 
 @each("name", [*FIRST, *slow(*(name for name in NAMES if name not in FIRST))])
