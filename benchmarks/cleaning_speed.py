@@ -214,11 +214,11 @@ def builds(given: argparse.Namespace) -> Iterator[Table]:
     table = Table(f"A build of {given.build} MB in one process, medians of {given.rounds}", columns)
     for stage in ("the command", *made["here"][0].stages):
         samples = {
-            name: [one.stages.get(stage, 0.0) if stage in one.stages else one.command for one in ran]
+            name: [one.command if stage == "the command" else one.stages.get(stage, 0.0) for one in ran]
             for name, ran in made.items()
         }
         medians = [statistics.median(taken) for taken in samples.values()]
-        cells = [cell for taken in medians for cell in (f"{taken:.2f}", f"{given.build / taken:,.1f}")]
+        cells = [cell for taken in medians for cell in (f"{taken:.2f}", f"{given.build / taken:,.1f}" if taken else "")]
         table.add(stage, *cells, stage=stage, seconds=samples)
     if given.beside:
         pairs = zip(made["beside"], made["here"], strict=True)

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from harness import ROOT
+from start_up import command
 from waiting_threads import BUSY, BUSY_LOOP
 
 SPINS = "GOMP_SPINCOUNT"
@@ -64,14 +65,6 @@ def prepare(folder: Path) -> dict[str, str]:
     return {
         name: str(folder / file) for name, file in (("run", "run.yaml"), ("trained", "trained"), ("texts", "texts.txt"))
     }
-
-
-def command(module: str, *arguments: str) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", module, *arguments], cwd=ROOT, capture_output=True, text=True, check=False
-    )
-    if done.returncode:
-        raise SystemExit(f"{module} {' '.join(arguments)}: {done.stderr[-2000:]}")
 
 
 def turn(program: str, way: str, files: dict[str, str]) -> float:

@@ -61,7 +61,8 @@ class SourceConfig(Section):
     """The split of all documents of the source, for data that is divided already. null: the corpus's `split`
     decides."""
     cleaning: CleaningConfig | None = None
-    """Replaces the corpus's section `cleaning` for this source. null: the corpus's rules; for pairs, none."""
+    """Replaces the corpus's section `cleaning` for this source. null: the corpus's section; for pairs, its key `rules`
+    alone."""
 
     @model_validator(mode="before")
     @classmethod
@@ -296,9 +297,20 @@ class CorpusConfig(Section):
         names = [step.step for step in self.steps if not isinstance(step, Rule) or step.prepared]
         if twice := {name for name in names if names.count(name) > 1}:
             raise ValueError(f"steps: {', '.join(sorted(twice))} is named twice; only rules may be")
+        return self
+
+    @model_validator(mode="after")
+    def _rules_name_sources(self) -> "CorpusConfig":
         known = {source.name for source in self.sources}
-        if unknown := {name for step in self.steps if isinstance(step, Rule) for name in step.sources} - known:
-            raise ValueError(f"steps: no source {', '.join(sorted(unknown))}; there are {', '.join(sorted(known))}")
+        rules = {
+            "steps": [step for step in self.steps if isinstance(step, Rule)],
+            "cleaning.rules": self.cleaning.rules,
+        }
+        for number, source in enumerate(self.sources):
+            rules[f"sources.{number}.cleaning.rules"] = source.cleaning.rules if source.cleaning else []
+        for key, of_key in rules.items():
+            if unknown := {name for rule in of_key for name in rule.sources} - known:
+                raise ValueError(f"{key}: no source {', '.join(sorted(unknown))}; there are {', '.join(sorted(known))}")
         return self
 
     @model_validator(mode="after")
@@ -321,7 +333,7 @@ class CorpusConfig(Section):
         """The rules for the documents of `source`."""
         if source.cleaning is not None:
             return source.cleaning
-        return CleaningConfig(profile="none") if source.pairs else self.cleaning
+        return CleaningConfig(profile="none", rules=self.cleaning.rules) if source.pairs else self.cleaning
 
     def ratio_of(self, source: SourceConfig) -> tuple[int, int]:
         """(p, q), as in `SplitConfig.ratio`, for the documents of `source`."""
@@ -341,7 +353,8 @@ class CorpusConfig(Section):
             cleaning = self.cleaning_of(source)
             comparing = list(self.dedup.steps(cleaning.min_sentences_per_page))
             at = max((number for number, step in enumerate(comparing, 1) if step.shortens), default=0)
-            chosen = [*cleaning.of_pages, *comparing[:at], *cleaning.of_what_is_left, *comparing[at:]]
+            of_pages = [rule for rule in cleaning.of_pages if rule.takes(source.name)]
+            chosen = [*of_pages, *comparing[:at], *cleaning.of_what_is_left, *comparing[at:]]
             if self.decontamination.sets:
                 chosen.append(Decontamination(**dict(self.decontamination)))
         return [one for step in chosen for one in step.expanded]

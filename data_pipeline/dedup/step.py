@@ -33,7 +33,9 @@ class KeyStep(Step):
         drops: False if the step only finds the places where the next step looks.
         shortens: True if the step may drop a part of a text. By default, the rules for language, bad words and the
             classifier come after such steps.
-        compares_dropped_pages: True if pages that cleaning dropped have keys too.
+        compares_dropped_pages: True if pages that rules dropped while inputs were read have keys too. Such a page has
+            only `url` and `timestamp`; its other fields are empty. If no document of the corpus has a URL, the step is
+            left out.
         clusters: True if duplicates are found as pairs of documents. Connected pairs are a cluster, of which one
             document is kept.
         bytes_of_keys: the memory that the keys of a unit take at most, in bytes for each byte of its text.

@@ -3,7 +3,7 @@
 CodeT5 (Wang et al. 2021) fills identifiers; two thirds of this module find them.
 
     python -m examples.recipes.code data data/python
-    python -m examples.recipes.code measure runs/code-bpe data/python/held-out
+    python -m examples.recipes.code measure runs/code-bpe data/python
 """
 
 import ast
@@ -218,7 +218,10 @@ def expressions(text: str) -> list[tuple[int, int, int]]:
 
 def frequent(folder: Path) -> tuple[str, Mapping[int, str], Mapping[int, float]]:
     """Of the files in `folder`: the most frequent identifier, the most frequent expression of each number of tokens,
-    and −log₂ of the share of each byte in them."""
+    and −log₂ of the share of each byte in them.
+
+    Raises UserError for a folder without Python files.
+    """
     names: Counter[str] = Counter()
     by_size: dict[int, Counter[str]] = defaultdict(Counter)
     of_bytes: Counter[int] = Counter()
@@ -228,6 +231,8 @@ def frequent(folder: Path) -> tuple[str, Mapping[int, str], Mapping[int, float]]
         names.update(token.string for line in tokens_of(text) for token in line if token.is_name)
         for start, end, size in expressions(text):
             by_size[size][text[start:end]] += 1
+    if not names:
+        raise UserError(f"{folder}: no Python files with identifiers")
     costs = {byte: -math.log2((of_bytes[byte] + 0.5) / (of_bytes.total() + 128)) for byte in range(256)}
     return names.most_common(1)[0][0], {size: one.most_common(1)[0][0] for size, one in by_size.items()}, costs
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
+from data_pipeline.base.errors import UserError
 from pretrain.evaluate.generation.settings import GenerationSettings
 from pretrain.evaluate.generation.texts import split_spans, written
 from pretrain.evaluate.prompt_format import Prompt, PromptScores
@@ -41,7 +42,13 @@ def prompts(session: Session, spans: Sequence[Masked]) -> list[Prompt]:
 
 
 def fillings(session: Session, spans: Sequence[Masked], longest: int) -> list[str]:
-    """What the model writes in place of each masked span: at most `longest` tokens, by greedy decoding."""
+    """What the model writes in place of each masked span: at most `longest` tokens, by greedy decoding.
+
+    Raises UserError for a model that doesn't write masked spans after sentinels, such as BART.
+    """
+    form = session.prompt_format(None).form
+    if form != "blank":
+        raise UserError(f"needs a model that writes masked spans after sentinels, as T5; prompts have the form {form}")
     tokenizer, model = session.trained.tokenizer, session.trained.model
     settings = GenerationSettings(max_new_tokens=longest + 1)  # the sentinel comes first
     inputs = [one.encoder for one in prompts(session, spans)]

@@ -2,7 +2,8 @@
 
 The profiles are those that the package `gecco` ships (2,766 families of Pfam, CC0). Each sequence is a path through a
 profile HMM (Eddy 1998), as `hmmemit` draws one: real families' residues, insertions and deletions, but no dependence
-between columns and no evolution. What a model can reach is therefore known: see `ceiling`.
+between columns and no evolution. What a model can reach is therefore known: the row `the family's profile`
+of the table.
 
     pip install --no-deps gecco==0.10.0 pyhmmer==0.12.3
     python -m examples.recipes.proteins data data/proteins

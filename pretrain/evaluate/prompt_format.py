@@ -14,6 +14,7 @@ from pretrain.config.model_config import ModelConfig
 from pretrain.evaluate.generation.texts import bos_of, padded
 from pretrain.evaluate.hook import Evaluation
 from pretrain.models import FAMILIES
+from pretrain.run import watchdog
 
 Form = Literal["answer", "blank", "copy", "continuation"]
 FORMS: dict[str, str] = {
@@ -231,6 +232,7 @@ class PromptScores:
 
     @torch.no_grad()
     def _of_batch(self, rows: Sequence[Prompt]) -> list[tuple[float, bool]]:
+        watchdog.alive()
         batch = self._format.batch(rows)
         losses, hits = self._evaluation.losses_and_hits(batch, alone=True)
         labels = batch["labels"].to(losses["labels"].device)

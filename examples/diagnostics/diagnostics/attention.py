@@ -39,7 +39,8 @@ def _attention(
 def draw_attention(trained: TrainedModel, text: str, target: str | None, most: int, out: Path) -> list[Path]:
     """Draws the attention of `trained` on a text and its target. Returns the images, which are below `out`.
 
-    `target`: None: the model's answer. A causal model reads only the text.
+    `target`: None: the model's answer. A causal model reads only the text. Raises UserError for a text or a target that
+    is longer than the model's positions.
     """
     family, tokenizer = FAMILIES[trained.model.config.family], trained.tokenizer
     inputs = torch.tensor([input_ids(trained, text)], device=trained.device)
@@ -49,6 +50,10 @@ def draw_attention(trained: TrainedModel, text: str, target: str | None, most: i
         labels = torch.tensor([answer]) if answer else generate(trained.model, inputs, None, GenerationSettings())
     elif target is not None:
         raise UserError(f"--target: models of the family {trained.model.config.family} read one text")
+    longest = trained.model.config.longest_sequence
+    for name, ids in (("TEXT", inputs), ("the target", labels)):
+        if longest is not None and ids.size(1) > longest:
+            raise UserError(f"{name}: has {ids.size(1)} tokens, but the model takes {longest} at most")
     with torch.no_grad():
         row = {"encoder_input_ids": inputs, "labels": labels}
         patterns = attention_patterns(trained.model, row, tokenizer, most)
@@ -57,9 +62,5 @@ def draw_attention(trained: TrainedModel, text: str, target: str | None, most: i
     return list(images)
 
 
-def main() -> None:
-    run_command(app)
-
-
 if __name__ == "__main__":
-    main()
+    run_command(app)

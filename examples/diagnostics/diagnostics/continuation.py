@@ -21,9 +21,11 @@ class Continuation:
     """The metrics of each corpus. All families are scored on the same tokens, each with prompts as in its training.
 
     continuation/NAME/loss: nats per token of second halves, given the first halves. EOS isn't scored.
-    continuation/NAME/other_context_loss: `loss`, given the first half of another row.
+    continuation/NAME/other_context_loss: `loss`, given the first half of another row; left out if there is no other.
     continuation/NAME/bits_per_byte: `loss` in bits per byte of the second halves' text.
     infilling/NAME/…: these for the middles of rows, given the text around them, for models that fill masked spans.
+
+    Once the budget is spent, the metrics are those so far.
     """
 
     def __init__(self, settings: ContinuationSettings):
@@ -46,8 +48,14 @@ class Continuation:
                 for task, parts in cuts.items():
                     found = _scored(parts, form, begin, score, corpus.tokenizer)
                     metrics |= {f"{task}/{name}/{metric}": value for metric, value in found.items()}
-                    losses = f"{found['loss']:.3f} nats a token, {found['other_context_loss']:.3f} with another context"
+                    losses = f"{found['loss']:.3f} nats a token"
+                    if "other_context_loss" in found:
+                        losses += f", {found['other_context_loss']:.3f} with another context"
                     lines.append(f"{task} of {name}: {found['bits_per_byte']:.3f} bits a byte; {losses}")
+                    if evaluation.collectives.late:
+                        break
+                if evaluation.collectives.late:
+                    break
         return EvalResult(metrics, lines=lines)
 
     def _mode(self, corpus: Corpus) -> list[int]:
@@ -67,20 +75,24 @@ Parts = tuple[list[int], list[int], list[int]]
 def _scored(
     own: Sequence[Parts], form: PromptFormat, begin: list[int], score: PromptScores, tokenizer: Tokenizer
 ) -> dict[str, float]:
-    """The metrics of the scored parts, in their own contexts and in other texts'. `begin`: ids before an encoder's
-    input."""
-    others = [*own[len(own) // 2 :], *own[: len(own) // 2]]
-    pairs = [*zip(own, own, strict=True), *zip(others, own, strict=True)]
+    """The metrics of the scored parts, in their own contexts and in other texts', if there are several. `begin`: ids
+    before an encoder's input."""
+    pairs = [*zip(own, own, strict=True)]
+    if len(own) > 1:
+        pairs += zip([*own[len(own) // 2 :], *own[: len(own) // 2]], own, strict=True)
     prompts = [
         form.infilling(before, after, text) if after else form.prompt(before, text, ends=False)
         for (before, _, after), (_, text, _) in pairs
     ]
     prompts = [replace(prompt, encoder=[*begin, *prompt.encoder]) for prompt in prompts] if begin else prompts
     log_p = [found for found, _ in score(prompts)]
-    loss, other = -sum(log_p[: len(own)]), -sum(log_p[len(own) :])
+    loss = -sum(log_p[: len(own)])
     tokens = sum(len(text) for _, text, _ in own)
     size = sum(len(tokenizer.decode(text).encode()) for _, text, _ in own)
-    return {"loss": loss / tokens, "other_context_loss": other / tokens, "bits_per_byte": loss / math.log(2) / size}
+    metrics = {"loss": loss / tokens, "bits_per_byte": loss / math.log(2) / size}
+    if len(own) > 1:
+        metrics["other_context_loss"] = -sum(log_p[len(own) :]) / tokens
+    return metrics
 
 
 def _halves(text: list[int]) -> Parts:

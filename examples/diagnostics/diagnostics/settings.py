@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import ClassVar, Literal
 
-from pydantic import PositiveInt
+from pydantic import PositiveFloat, PositiveInt
 
 from pretrain.config.evaluation import HookSettings
 
@@ -27,6 +27,9 @@ class ContinuationSettings(HookSettings):
 
     hook: Literal["continuation"] = "continuation"
     every_steps: PositiveInt = 1000
+    budget_seconds: PositiveFloat | None = None
+    """Maximum duration of an evaluation, in seconds. A longer evaluation leaves out the following corpora and middles.
+    null: no limit."""
     rows: PositiveInt = 256
     """Maximum number of held-out rows of each corpus to score."""
     infilling_length: PositiveInt | None = None

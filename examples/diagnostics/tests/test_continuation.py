@@ -1,15 +1,18 @@
 """The likelihood of the second half of a text after its first half, in the form of each family's training."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 from diagnostics.continuation import Continuation
 from diagnostics.settings import ContinuationSettings
 
 from data_pipeline.base.config_file import check
 from data_pipeline.corpus import open_corpus
 from data_pipeline.loading.reader import Reader
+from pretrain.evaluate.hook import Collectives
 from pretrain.run.metrics_file import read_metrics
 from tests.support.runs import run_file, train_ranks
 from tests.support.small_evaluations import CAUSAL, T5, evaluation_of, log_p, log_p_after
@@ -67,6 +70,25 @@ def test_it_is_the_sum_of_the_models_log_probabilities(small_corpus, settings, f
         assert found[f"{name}/loss"] == pytest.approx(loss / tokens, rel=1e-5)
         assert found[f"{name}/other_context_loss"] == pytest.approx(other / tokens, rel=1e-5)
         assert found[f"{name}/bits_per_byte"] == pytest.approx(loss / math.log(2) / size, rel=1e-5)
+
+
+def test_a_spent_budget_leaves_out_what_follows(small_corpus):
+    corpus = open_corpus(small_corpus)
+    _, evaluation = evaluation_of(T5, corpus.tokenizer, {"small": corpus, "other": corpus})
+    assert ContinuationSettings().budget_seconds is None
+    hook = Continuation(ContinuationSettings(rows=2, form="blank"))
+    tasks = [f"{task}/{name}" for name in ("small", "other") for task in ("continuation", "infilling")]
+    assert [*dict.fromkeys(name.rpartition("/")[0] for name in hook.evaluate(evaluation).metrics)] == tasks
+    spent = replace(evaluation, collectives=Collectives(1e-9, torch.device("cpu"), alone=True))
+    assert {name.rpartition("/")[0] for name in hook.evaluate(spent).metrics} == {tasks[0]}
+
+
+def test_one_row_has_no_other_context(small_corpus):
+    corpus = open_corpus(small_corpus)
+    _, evaluation = evaluation_of(T5, corpus.tokenizer, {"small": corpus})
+    found = Continuation(ContinuationSettings(rows=1, form="answer")).evaluate(evaluation)
+    assert found.metrics.keys() == {"continuation/small/loss", "continuation/small/bits_per_byte"}
+    assert found.lines[0].endswith("nats a token")
 
 
 @pytest.mark.slow

@@ -145,3 +145,13 @@ def test_a_model_that_reads_one_text_has_no_target(small_corpus, tmp_path):
     trained = TrainedModel(as_at_the_start("decoder_only", vocab_size=520), open_corpus(small_corpus).tokenizer)
     with pytest.raises(UserError, match=r"^--target: models of the family decoder_only read one text$"):
         draw_attention(trained, "See there.", "it", 8, tmp_path)
+
+
+@table("name, text, target, message", [
+    ("bart", "See there.", "it " * 70, r"^the target: has \d+ tokens, but the model takes 64 at most$"),
+    ("decoder_only", "it " * 70, None, r"^TEXT: has \d+ tokens, but the model takes 64 at most$"),
+])  # fmt: skip
+def test_a_text_longer_than_the_models_positions_is_refused(small_corpus, tmp_path, name, text, target, message):
+    trained = TrainedModel(as_at_the_start(name, vocab_size=520), open_corpus(small_corpus).tokenizer)
+    with pytest.raises(UserError, match=message):
+        draw_attention(trained, text, target, 8, tmp_path)

@@ -22,7 +22,7 @@ from data_pipeline.base.command import path_argument, path_option, run_command
 from data_pipeline.base.errors import UserError
 from molecules import decoration
 from molecules.hook import filled
-from molecules.metrics import INSTALL, measured
+from molecules.metrics import INSTALL, columns, measured
 from pretrain.cli.app import Checkpoint
 from pretrain.engine.checkpoint.index import checkpoint_in
 from pretrain.tools.evaluate import opened_checkpoint
@@ -65,9 +65,12 @@ def _check(
         list[Path], path_argument("FILE", "SMILES a line (.txt, .txt.gz), or answers of pretrain generate (.jsonl).")
     ],
     everything: Annotated[bool, typer.Option("--all", help="All columns of MOSES' table: 9 core-minutes.")] = False,
-    out: Annotated[Path | None, path_option("--out", "Append the row to this CSV file.")] = None,
+    out: Annotated[Path | None, path_option("--out", "Append the row to this CSV file of such rows.")] = None,
 ) -> None:
     """Compute the row of MOSES' table for 30,000 molecules of each file."""
+    heading = ["samples", "molecules", *columns(everything)]
+    if out is not None:
+        _begin(out, heading)
     for path in samples:
         smiles = list(read_samples(path))
         print(f"{path}: {len(smiles):,} molecules")
@@ -78,7 +81,9 @@ def _check(
         for name, value in found.items():
             print(f"  {name:<12} {value:.4f}")
         if out is not None:
-            _append(out, {"samples": path.name, "molecules": len(smiles), **found})
+            row = {"samples": path.name, "molecules": len(smiles), **found}
+            with out.open("a", encoding="utf-8", newline="") as file:
+                csv.DictWriter(file, heading, lineterminator="\n").writerow(row)
 
 
 def read_samples(path: Path) -> Iterable[str]:
@@ -92,19 +97,21 @@ def read_samples(path: Path) -> Iterable[str]:
             yield line
 
 
-def _append(out: Path, row: dict[str, object]) -> None:
-    new = not out.exists()
-    with out.open("a", encoding="utf-8", newline="") as file:
-        writer = csv.DictWriter(file, list(row), lineterminator="\n")
-        if new:
-            writer.writeheader()
-        writer.writerow(row)
+def _begin(out: Path, heading: list[str]) -> None:
+    """Writes the heading to a new file. Raises UserError for a file with another heading."""
+    with out.open("a+", encoding="utf-8", newline="") as file:
+        file.seek(0)
+        found = next(csv.reader(file), None)
+        if found is None:
+            csv.writer(file, lineterminator="\n").writerow(heading)
+        elif found != heading:
+            raise UserError(f"--out {out}: has other columns; expected {','.join(heading)}; name another file")
 
 
 @app.command("scaffolds", epilog="Example: python -m molecules scaffolds runs/molecules")
 def _scaffolds(
     checkpoint: Checkpoint,
-    number: Annotated[int, typer.Option(min=1, help="Number of scaffolds with an open place.")] = 500,
+    number: Annotated[int, typer.Option(min=2, help="Number of scaffolds with an open place.")] = 500,
     samples: Annotated[int, typer.Option(min=1, help="Number of samples of each.")] = 10,
     seed: Annotated[int, typer.Option(help="Determines scaffolds and samples.")] = 0,
     out: Annotated[Path | None, path_option("--out", "A CSV file.")] = None,
@@ -115,7 +122,7 @@ def _scaffolds(
     with opened_checkpoint(checkpoint_in(checkpoint), 32) as session:
         rows = decoration.table(session.trained, smiles, number, samples, seed)
     with contextlib.nullcontext(sys.stdout) if out is None else out.open("w", encoding="utf-8", newline="") as stream:
-        csv.writer(stream, lineterminator="\n").writerows([decoration.COLUMNS, *rows])
+        csv.writer(stream, lineterminator="\n").writerows([decoration.columns(samples), *rows])
 
 
 if __name__ == "__main__":

@@ -16,7 +16,6 @@ from pretrain.evaluate.generation.settings import GenerationSettings
 from pretrain.evaluate.generation.texts import Answers
 
 SYMBOLS = re.compile(r"Cl|Br|\[nH\]|.")  # atoms, bonds, digits and brackets
-COLUMNS = ("blank", "filled by", "valid, %", "scaffold kept, %", "as in the molecule, %", "different, of 10")
 _LONGEST_SPAN = 10  # symbols
 _LONGEST = 80  # tokens of an answer
 
@@ -63,8 +62,13 @@ def span(smiles: str, draw: random.Random) -> Blank | None:
 BLANKS = {"a branch": branch, "any span": span}
 
 
+def columns(samples: int) -> list[str]:
+    """The columns of `table` with this number of samples of each blank."""
+    return ["blank", "filled by", "valid, %", "scaffold kept, %", "as in the molecule, %", f"different, of {samples}"]
+
+
 def table(trained: TrainedModel, smiles: Sequence[str], number: int, samples: int, seed: int) -> list[list[str]]:
-    """The rows of the table, as COLUMNS has them, for the first `number` of the `smiles` that have such a blank."""
+    """The rows of the table, as `columns` has them, for the first `number` of the `smiles` that have such a blank."""
     rows = []
     for kind, blank in BLANKS.items():
         drawn = (blank(one, random.Random(f"{seed}/{kind}/{one}")) for one in smiles)
@@ -79,7 +83,7 @@ def table(trained: TrainedModel, smiles: Sequence[str], number: int, samples: in
 
 
 def judged(blanks: Sequence[Blank], spans: Sequence[Sequence[str]]) -> list[str]:
-    """The figures of COLUMNS for some `spans` of each of the `blanks`. A scaffold is kept if it is a part of the
+    """The figures of `columns` for some `spans` of each of the `blanks`. A scaffold is kept if it is a part of the
     filled molecule."""
     from rdkit import Chem, rdBase  # README.md says how to install it
     from rdkit.Chem.Scaffolds import MurckoScaffold

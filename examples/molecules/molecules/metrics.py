@@ -21,14 +21,24 @@ _THREADS = 1
 def measured(smiles: Sequence[str], everything: bool = False) -> dict[str, float]:
     """The metrics of `smiles` by the names of MOSES' table, computed in another process on one core.
 
-    Without `everything`: valid, unique@1000, unique@10000, FCD/Test, FCD/TestSF, Novelty. With less than two valid
-    molecules only `valid` is there. Raises RuntimeError with what to install if a package is missing.
+    They are those of `columns`, without the ones that aren't defined; with less than two valid molecules only `valid`
+    is there. Raises RuntimeError with what to install if a package is missing, and with the exit code if the process
+    was killed.
     """
     command = [sys.executable, "-P", "-m", "molecules.metrics", *(["--all"] if everything else [])]
     done = subprocess.run(command, input="\n".join(smiles), capture_output=True, text=True, check=False)
     if done.returncode:
-        raise RuntimeError(done.stderr.strip().splitlines()[-1])
+        lines = done.stderr.strip().splitlines() or [f"the metrics' process ended with exit code {done.returncode}"]
+        raise RuntimeError(lines[-1])
     return json.loads(done.stdout)
+
+
+def columns(everything: bool = False) -> list[str]:
+    """The names of the metrics, in order. Without `everything`: those that take seconds."""
+    compared = ["FCD", *(["SNN", "Frag", "Scaf"] if everything else [])]
+    more = ["IntDiv", "IntDiv2", "Filters", "logP", "SA", "QED", "weight"] if everything else []
+    of_parts = [f"{name}/{part}" for name in compared for part in ("Test", "TestSF")]
+    return ["valid", "unique@1000", "unique@10000", *of_parts, "Novelty", *more]
 
 
 def main() -> None:

@@ -9,7 +9,7 @@ import pytest
 from molecules import decoration
 from molecules.__main__ import moses_smiles, read_samples
 from molecules.hook import Moses, filled, metric_name
-from molecules.metrics import INSTALL, measured
+from molecules.metrics import INSTALL, columns, measured
 from molecules.settings import MosesSettings
 
 from data_pipeline.base.config_file import check
@@ -53,13 +53,15 @@ def sample() -> list[str]:
 def test_metrics_are_those_of_the_wheels_own_code():
     found = measured(sample())
     expected = {name: BY_THE_WHEEL[name] for name in found}
-    assert len(found) == 6
+    assert [*found] == columns()
     assert found == pytest.approx(expected, rel=1e-6)
 
 
 @pytest.mark.slow
 def test_all_columns_are_those_of_the_wheels_own_code():
-    assert measured(sample(), everything=True) == pytest.approx(BY_THE_WHEEL, rel=1e-6)
+    found = measured(sample(), everything=True)
+    assert [*found] == columns(everything=True)
+    assert found == pytest.approx(BY_THE_WHEEL, rel=1e-6)
 
 
 def test_without_two_valid_molecules_there_is_nothing_else_to_measure():

@@ -6,14 +6,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pii.patterns import PLACEHOLDERS, mask
+from pii.rule import PersonalData
 
 from data_pipeline.base.config_file import check
 from data_pipeline.base.errors import UserError
+from data_pipeline.config import CorpusConfig
 from data_pipeline.stages import report
 from data_pipeline.stages.pipeline import build
 from data_pipeline.text.cleaning.config import CleaningConfig
 from data_pipeline.text.document import Tally
-from tests.support.builds import cleaned, documents_of, page, plain
+from tests.support.builds import OFF, cleaned, documents_of, page, plain
 from tests.support.tables import each
 
 PAGES = [
@@ -37,14 +39,54 @@ def test_a_build_counts_what_it_replaces_and_shows_none_of_it(tmp_path):
     assert not any(secret in text for secret in ("ann@", "93.184", "555-0123"))
 
 
-def test_both_sides_of_a_pair_are_masked(tmp_path):
+def of_corpus(rules: list[dict[str, object]], **changes: object) -> CorpusConfig:
+    """A corpus of the sources web and wiki with these rules of the corpus."""
+    sources = [{"format": "text", "path": f"{name}.txt", "name": name} for name in ("web", "wiki")]
+    given = {"name": "x", "output": "x", "sources": sources, "cleaning": {"profile": "none", "rules": rules}}
+    return check({**given, **changes}, CorpusConfig, "a.yaml")
+
+
+def test_a_rule_of_the_corpus_takes_the_sources_that_it_names():
+    rules = [{"rule": "pii", "kinds": ["email"], "sources": ["web"]}, {"rule": "pii", "kinds": ["ip"]}]
+    kinds = {
+        name: [step.kinds for step in steps if isinstance(step, PersonalData)]
+        for name, steps in of_corpus(rules).all_steps.items()
+    }
+    assert kinds == {"web": [["email"], ["ip"]], "wiki": [["ip"]]}
+
+
+def test_a_rule_that_names_an_unknown_source_is_refused():
+    rules = [{"rule": "pii", "sources": ["web", "blogs"]}]
+    with pytest.raises(UserError, match=r"cleaning\.rules: no source blogs; there are web, wiki"):
+        of_corpus(rules)
+    web = {"format": "text", "path": "web.txt", "name": "web", "cleaning": {"profile": "none", "rules": rules}}
+    with pytest.raises(UserError, match=r"sources\.0\.cleaning\.rules: no source blogs; there are web"):
+        of_corpus([], sources=[web])
+
+
+@each("place", ["source", "corpus"])
+def test_both_sides_of_a_pair_are_masked(tmp_path, place):
     pair = "ask {0} ann@example.org\tcall {0} 212-555-0123\n"
     (tmp_path / "pairs.tsv").write_text("".join(map(pair.format, range(40))))
     rows = {"packing": "complete_documents", "objective": {"name": "text_to_text"}}
     cleaning = {"profile": "none", "rules": [{"rule": "pii", "kinds": ["email", "phone"]}]}
-    source = {"format": "pairs", "path": str(tmp_path / "pairs.tsv"), "cleaning": cleaning}
-    corpus = Path(build(plain(tmp_path, "", "pairs", rows=rows, sources=[source]), until="documents"))
+    source = {"format": "pairs", "path": str(tmp_path / "pairs.tsv")}
+    of_place = {
+        "source": {"sources": [{**source, "cleaning": cleaning}]},
+        "corpus": {"sources": [source], "cleaning": cleaning},
+    }
+    corpus = Path(build(plain(tmp_path, "", "pairs", rows=rows, **of_place[place]), until="documents"))
     assert report.read(corpus).masked == {"email": 40, "phone": 40}
+
+
+def test_of_the_section_cleaning_of_the_corpus_pairs_take_only_the_rules():
+    pairs = {"format": "pairs", "path": "pairs.tsv"}
+    rows = {"packing": "complete_documents", "objective": {"name": "text_to_text"}}
+    cleaning = {"profile": "c4", "gopher": True}
+    of_pairs = {"sources": [pairs], "rows": rows, "dedup": OFF}
+    assert of_corpus([], **of_pairs, cleaning=cleaning).all_steps == {"pairs": []}
+    with_rules = of_corpus([], **of_pairs, cleaning={**cleaning, "rules": [{"rule": "pii"}]})
+    assert with_rules.all_steps == {"pairs": [PersonalData()]}
 
 
 def test_the_key_of_earlier_corpus_files_is_refused_with_the_rule_unless_it_is_empty():

@@ -11,6 +11,7 @@ from data_pipeline.base.errors import UserError
 from examples.recipes.code import (
     Span,
     expressions,
+    frequent,
     is_held_out,
     lines_of_tokens,
     nearest_frequent,
@@ -78,6 +79,8 @@ def test_spans_are_drawn_by_the_seed_from_the_files_below_a_folder(tmp_path):
     } | {"os", "size", "path", "unit", "stat", "st_size"}
     with pytest.raises(UserError, match="no Python files with expressions"):
         spans(tmp_path / "nowhere", "expressions", 5, 0)
+    with pytest.raises(UserError, match="nowhere: no Python files with identifiers"):
+        frequent(tmp_path / "nowhere")
 
 
 def test_all_files_of_a_package_are_held_out_or_none():
