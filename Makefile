@@ -70,8 +70,8 @@ EACH ?= 46
 MUTATION := build/mutation/installed
 mutation: $(INSTALLED)  ## EACH changes in each of 11 subjects: does a test see them? an hour; writes docs/results/mutation
 	$(BIN)/python -m pip install --quiet --no-deps --upgrade --target $(MUTATION) --requirement checks/mutation/requirements.txt
-	PYTHONPATH=$(CURDIR)/$(MUTATION) $(BIN)/python -m checks.mutation run --each $(EACH)
-	PYTHONPATH=$(CURDIR)/$(MUTATION) $(BIN)/python -m checks.mutation report
+	PYTHONPATH="$(CURDIR)/$(MUTATION)" $(BIN)/python -m checks.mutation run --each $(EACH)
+	PYTHONPATH="$(CURDIR)/$(MUTATION)" $(BIN)/python -m checks.mutation report
 	$(BIN)/python -m checks.results --write
 
 install: $(INSTALLED)  ## .venv with everything, at the tested versions
@@ -85,7 +85,9 @@ $(INSTALLED): pyproject.toml constraints.txt \
 		examples/pii/pyproject.toml \
 		examples/lion/pyproject.toml \
 		examples/molecules/pyproject.toml
-	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@test -e $@ || $(PYTHON) -c 'import sys; assert (3, 11) <= sys.version_info < (3, 13)' 2> /dev/null || \
+		{ echo "PYTHON=$(PYTHON): expected Python 3.11 or 3.12, as in: make install PYTHON=python3.12" >&2; exit 1; }
+	test -e $@ || $(PYTHON) -m venv --clear $(VENV) # also what a failed installation left
 	$(BIN)/python -m pip install --quiet --no-compile --no-deps --requirement constraints.txt # all at once: pip need not search
 	$(BIN)/python -m pip install --quiet --no-compile --no-build-isolation --constraint constraints.txt \
 		--editable ".[dev]" \
@@ -116,11 +118,11 @@ bench: $(INSTALLED)  ## speed against peers, in less than 20 minutes on two quie
 # `make gpu` installs nothing: it runs with PYTHON as it is, which needs torch, triton and transformers, and with the
 # wheels of `make gpu-wheels`, if they were carried here. Nothing is fetched and nothing of DeepSpeed is compiled.
 CALL ?= 1
-OUT ?= build/gpu-$(CALL).jsonl
+OUT ?= build/gpu-$(if $(ONLY),some,$(CALL))$(DEVICE:%=-%).jsonl
 WHEELS := build/gpu-wheels
 gpu:  ## on a GPU, speed and faults; CALL=2 a run, CALL=3 results; DEVICE=cpu runs them small, ONLY="…" some of them
 	test ! -d $(WHEELS) || $(PYTHON) -m pip install --quiet --no-index --no-deps --upgrade --target build/gpu $(WHEELS)/*.whl
-	PYTHONPATH=$(CURDIR)/build/gpu:$(CURDIR)$${PYTHONPATH:+:$$PYTHONPATH} $(PYTHON) -m checks.gpu --out $(OUT) \
+	PYTHONPATH="$(CURDIR)/build/gpu:$(CURDIR)$${PYTHONPATH:+:$$PYTHONPATH}" $(PYTHON) -m checks.gpu --out $(OUT) \
 		$(if $(ONLY),,--call $(CALL)) $(if $(BUDGET),--budget $(BUDGET)) $(if $(DEVICE),--device $(DEVICE)) $(if $(ONLY),--only $(ONLY))
 
 # For a machine without network, of x86-64 and with Python GPU_PYTHON. HAVE: names that it has already.
@@ -134,6 +136,6 @@ gpu-wheels:  ## wheels to carry to such a machine, in build/gpu-wheels
 		--dest $(WHEELS) --constraint constraints.txt --requirement $(WHEELS)/requirements.txt
 	DS_BUILD_OPS=0 $(PYTHON) -m pip wheel --quiet --no-deps --wheel-dir $(WHEELS) --constraint constraints.txt deepspeed hjson
 
-clean:  ## everything that was made here
-	rm -rf $(VENV) corpora runs exports build dist *.egg-info examples/*/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+clean:  ## what make made, but for corpora, runs and exports, which may be your own
+	rm -rf $(VENV) build dist *.egg-info examples/*/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -80,8 +80,9 @@ def test_every_file_in_code_font_exists(page):
 
 
 def test_every_page_that_code_and_configs_name_exists():
-    listed = subprocess.run(["git", "grep", "-ohE", r"docs/[a-z/-]+\.(md|svg|png)", "--", ".", ":!*.md"],
-                            cwd=ROOT, capture_output=True, text=True).stdout.split()  # fmt: skip
+    listed = subprocess.run(["git", "grep", "-ohE", r"docs/[a-z0-9/-]+\.(md|svg|png)", "--", ".", ":!*.md"],
+                            cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()  # fmt: skip
+    assert listed
     assert [name for name in set(listed) if not (ROOT / name).exists()] == []
 
 

@@ -119,9 +119,6 @@ def run_command(app: typer.Typer) -> None:
         if (full := _flush_output()) and not end.code:
             _end(full)
         raise
-    except BrokenPipeError:
-        _drop_output()
-        sys.exit(0)
     except OSError as error:
         if (failed := of_command(error)) is None:
             raise

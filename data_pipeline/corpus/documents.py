@@ -16,10 +16,14 @@ SCHEMA = pa.schema(
 )
 
 
+def document_files(store: Store) -> list[str]:
+    """The files with the documents of a finished corpus, sorted; [] if this copy has none."""
+    return sorted(name for name in store.names("documents") if name.endswith(".parquet"))
+
+
 def all_documents(store: Store, *columns: str) -> Iterator[Document]:
     """The documents of a finished corpus with the fields `columns`, or all fields; none if this copy has none."""
-    names = sorted(name for name in store.names("documents") if name.endswith(".parquet"))
-    return read_documents(store, names, list(columns) or list(Document.__slots__))
+    return read_documents(store, document_files(store), list(columns) or list(Document.__slots__))
 
 
 def read_documents(store: Store, parts: Iterable[str], columns: list[str]) -> Iterator[Document]:

@@ -109,6 +109,8 @@ def generate(
         if models.FAMILIES[family].generates != "answers":
             raise UserError(f"--corpus: models of the family {family} don't fill masked spans")
         blanked = blanks.blank_out(corpora.open_corpus(corpus), trained.tokenizer, number, seed)
+        if not blanked:
+            raise UserError(f"{corpus}: no held-out sentence to mask; give a TEXT")
         inputs += [text for text, _ in blanked]
         originals += [original for _, original in blanked]
     answers = loaded.answers_of(trained.on_best_device(), inputs, settings, batch_size, samples, allowed)

@@ -6,7 +6,9 @@ from itertools import islice
 from typing import NamedTuple
 
 from data_pipeline.base.errors import DamagedInput, UserError
+from data_pipeline.base.open_store import open_store
 from data_pipeline.corpus import Corpus
+from data_pipeline.corpus.documents import document_files
 from data_pipeline.corpus.objectives.objective import Objective
 from data_pipeline.corpus.objectives.text_to_text import InOneRow, TextToText
 from data_pipeline.sources import formats
@@ -59,7 +61,7 @@ def _of_pairs(objective: Objective) -> TextToText | None:
 
 def _corpus_questions(corpus: Corpus) -> Iterator[Question]:
     """The held-out pairs of `corpus`, from its documents, where texts aren't cut."""
-    if not any((corpus.directory / "documents").glob("part-*.parquet")):
+    if not document_files(open_store(corpus.location)):
         raise UserError(f"{corpus.location}: this copy has no documents/, where the held-out pairs are")
     for document in held_out_documents(corpus, "text", "target"):
         yield Question(document.text, [document.target])

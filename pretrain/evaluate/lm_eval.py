@@ -127,12 +127,15 @@ def _decoding(options: Mapping[str, Any], default: int) -> tuple[GenerationSetti
 def run_tasks(requests: LmEvalRequests, settings: LmEvalSettings) -> tuple[EvalResult, dict[str, Any]]:
     """Runs the tasks; returns the metrics `lm_eval/TASK/METRIC`, with lm_eval's table as lines, and lm_eval's results.
 
-    Raises UserError if lm_eval isn't installed, or doesn't have or can't load a task.
+    Raises UserError if lm_eval isn't installed, or doesn't have or can't load a task, or if a task names a column that
+    its rows lack.
     """
     for name, value in _OFFLINE.items():
         os.environ.setdefault(name, value)
     try:
         with _quiet():
+            from datasets.exceptions import DatasetGenerationError
+            from jinja2 import TemplateError
             from lm_eval.api.model import LM  # an extra, which takes 2 s
             from lm_eval.evaluator import simple_evaluate
             from lm_eval.tasks import TaskManager
@@ -162,9 +165,10 @@ def run_tasks(requests: LmEvalRequests, settings: LmEvalSettings) -> tuple[EvalR
                 bootstrap_iters=1000,
                 log_samples=False,
             )
-        except (OSError, ValueError, KeyError, ConnectionError) as error:
-            first = (str(error).strip().splitlines() or [""])[0]
-            raise UserError(f"--lm-eval: {','.join(settings.tasks)}: {type(error).__name__}: {first}") from error
+        except (OSError, ValueError, KeyError, TemplateError, DatasetGenerationError) as error:
+            cause = error.__cause__ if isinstance(error, DatasetGenerationError) else error
+            first = (str(cause).strip().splitlines() or [""])[0]
+            raise UserError(f"--lm-eval: {','.join(settings.tasks)}: {type(cause).__name__}: {first}") from error
     if results is None:  # on other ranks than 0
         return EvalResult(), {}
     metrics = {

@@ -12,16 +12,13 @@ import yaml
 from huggingface_hub import ModelCardData
 
 from data_pipeline.base.atomic import sha256
-from data_pipeline.base.config_file import load
 from data_pipeline.base.errors import UserError
 from data_pipeline.base.formatting import markdown, masked_values
 from data_pipeline.corpus import Corpus, open_corpus
 from data_pipeline.corpus.tokenizer import Tokenizer
 from data_pipeline.corpus.tokenizer.ids import Ids
-from pretrain.config import RunConfig
-from pretrain.engine.checkpoint import CONFIG
 from pretrain.engine.checkpoint import index as checkpoint_index
-from pretrain.engine.checkpoint.trained import AVERAGE_OF
+from pretrain.engine.checkpoint.trained import AVERAGE_OF, config_of_run
 from pretrain.models import FAMILIES, ModelConfig, meta_model
 from pretrain.models.state_dict_adapter import HFModel
 from pretrain.run.metrics_file import read_metrics
@@ -55,7 +52,7 @@ def lineage(checkpoint: Path) -> Lineage:
     elif index.step:  # an imported model has no steps
         sections.append(f"## Training\n\n{index.step:,} steps on {index.train_state.position:,} rows.")
     with suppress(UserError):  # of a run file that is no longer valid
-        config = load(checkpoint / CONFIG, [], RunConfig) if (checkpoint / CONFIG).exists() else None
+        config = config_of_run(checkpoint)
     if config is None:
         return Lineage(sections=sections)
     trained_on = {one["corpus"] for one in index.identity.get("data", {}).get("train", [])}

@@ -95,7 +95,7 @@ class StartedBy:
     """What started an attempt.
 
     Attributes:
-        command: the command, which also resumes the run; "" if a Python program or another launcher started the run.
+        command: the command; "" if a Python program or another launcher started the run.
         job: the id of the SLURM job; "" outside SLURM.
     """
 

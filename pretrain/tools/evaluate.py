@@ -15,16 +15,15 @@ import torch
 import yaml
 
 from data_pipeline.base.atomic import strict_json, write_json
-from data_pipeline.base.config_file import check, load
+from data_pipeline.base.config_file import check
 from data_pipeline.base.errors import FailedError, UserError
 from data_pipeline.corpus import Corpus, open_corpus
 from data_pipeline.loading.batch_layout import BatchLayout
 from data_pipeline.loading.batches import Batch
 from pretrain.config import RunConfig
 from pretrain.config.evaluation import HOOKS, SUITES, HookSettings, clashes
-from pretrain.engine.checkpoint import CONFIG
 from pretrain.engine.checkpoint import index as checkpoint_index
-from pretrain.engine.checkpoint.trained import TrainedModel
+from pretrain.engine.checkpoint.trained import TrainedModel, config_of_run
 from pretrain.engine.ranks import process_group
 from pretrain.evaluate.hook import Collectives, EvalResult, Evaluation, ValidationData
 from pretrain.evaluate.hook_runner import HookRunner
@@ -107,7 +106,7 @@ class Session:
 @contextlib.contextmanager
 def opened_checkpoint(checkpoint: Path, batch_size: int) -> Iterator[Session]:
     """Opens `checkpoint` on the ranks that a launcher started, or in this process without a process group."""
-    config = load(checkpoint / CONFIG, [], RunConfig) if (checkpoint / CONFIG).exists() else None
+    config = config_of_run(checkpoint)
     alone = contextlib.nullcontext(World.on_this_node())
     with process_group(None, _HANG_SECONDS) if is_launched() else alone as world:
         trained = TrainedModel.open(checkpoint, together=world.size > 1).on_best_device()
@@ -183,12 +182,12 @@ def evaluate_on_tasks(
         found, results = run_tasks(requests, settings)
         if session.world.rank > 0:
             return
-        if out is not None:
-            write_json(out / "lm_eval.json", strict_json(json.loads(json.dumps(results, default=str))))
         if prompt_format.form in FORMS:
             line = f"prompted as {prompt_format.form}: {FORMS[prompt_format.form]}"
             print(line, file=sys.stderr if as_json else sys.stdout)
         print(json.dumps(strict_json(found.metrics), indent=1) if as_json else "\n".join(found.lines), flush=True)
+        if out is not None:  # last: the table stays on the terminal if `out` can't be written
+            write_json(out / "lm_eval.json", strict_json(json.loads(json.dumps(results, default=str))))
 
 
 def training_corpora(config: RunConfig | None) -> list[Corpus]:

@@ -42,7 +42,8 @@ def resolve_rows(config: RunConfig, path: Path) -> tuple[RunConfig, Rows, str | 
     Lengths come from the run file's objective, else from its first corpus if it is a local directory, else from the
     corpus file that builds this corpus. Raises UserError for facts that none of them has.
     """
-    directory, model, objective = Path(config.data.train[0].corpus), config.model, config.data.objective
+    directory = Path(config.data.train[0].corpus.removeprefix("file://"))
+    model, objective = config.model, config.data.objective
     corpus_file, problems = None, list[str]()
     if directory.is_dir():
         corpus = open_corpus(str(directory))

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +19,7 @@ from data_pipeline.base.formatting import duration
 from pretrain.run import metrics_file, rank_environment, restarts, status
 
 _LOSS, _SPEED = "train/loss", "train/tokens_per_second"
+_ONCE = re.compile(r" --(fresh|stop-at-step[ =]\d+)(?= |$)")  # would start the run anew, or stop it again
 _ENDED = {"finished": "green", "failed": "red", "died": "red"}
 
 
@@ -31,7 +33,8 @@ class RunRow:
         loss: the last logged training loss, nats per token.
         tokens_per_second: the last logged speed.
         seconds_left: the time for the remaining steps at the speed of the last logged steps; None unless it trains.
-        resume: the command that resumes the run; "" if the run has finished or trains.
+        resume: the command that resumes the run, without --fresh and --stop-at-step; "" if the run has finished or
+            trains, or if its directory was renamed, as by --fresh.
     """
 
     directory: Path
@@ -57,7 +60,8 @@ def row(run: Path) -> RunRow:
     """The run in the directory `run`."""
     state, start = restarts.state(run).state, rank_environment.last_started_by(run)
     logged = [one for one in metrics_file.last_rows(run / metrics_file.FILE_NAME) if _LOSS in one.metrics]
-    last, most = logged[-1] if logged else None, _max_steps(run)
+    last, (most, directory) = logged[-1] if logged else None, _settings(run)
+    renamed = directory is not None and Path(directory).name != run.absolute().name
     seconds = None
     if last and most and state == "running":
         first = next(one for one in logged if one.attempt == last.attempt)
@@ -72,16 +76,18 @@ def row(run: Path) -> RunRow:
         loss=last.metrics[_LOSS] if last else None,
         tokens_per_second=last.metrics.get(_SPEED) if last else None,
         seconds_left=seconds,
-        resume="" if state in ("running", "finished") else start.command,
+        resume="" if renamed or state in ("running", "finished") else _ONCE.sub("", start.command),
     )
 
 
-def _max_steps(run: Path) -> int | None:
+def _settings(run: Path) -> tuple[int | None, str | None]:
+    """`run.max_steps` and `run.directory` of a run's config.yaml; None: the file doesn't tell."""
     try:
-        found = OmegaConf.select(OmegaConf.load(run / "config.yaml"), "run.max_steps")
+        config = OmegaConf.load(run / "config.yaml")
+        steps, directory = (OmegaConf.select(config, f"run.{key}") for key in ("max_steps", "directory"))
     except (OSError, ValueError, YAMLError, OmegaConfBaseException):
-        return None
-    return found if isinstance(found, int) else None
+        return None, None
+    return steps if isinstance(steps, int) else None, directory if isinstance(directory, str) else None
 
 
 def runs(folder: Path, as_json: bool = False, console: Console | None = None) -> None:

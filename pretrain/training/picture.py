@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from data_pipeline.base.atomic import write_bytes
 from data_pipeline.base.errors import UserError
 from pretrain.evaluate.record import new_figure, png
-from pretrain.run.metrics_file import read_metrics
+from pretrain.run.metrics_file import FILE_NAME, read_metrics
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -19,7 +19,10 @@ _BOUNDS = {"unigrams": "--", "bigrams": ":"}  # baselines that need no model, wi
 
 
 def draw(run: Path, out: Path) -> None:
-    """Writes the picture of `run` to `out`, a PNG. Raises UserError for a run without evaluations."""
+    """Writes the picture of `run` to `out`, a PNG. Raises UserError for a directory without metrics, and for a run
+    without evaluations."""
+    if not (run / FILE_NAME).exists():
+        raise UserError(f"{run}: no {FILE_NAME} here; give a run directory")
     rows = [(row.step, row.metrics) for row in read_metrics(run)]
     names = [found[1] for _, metrics in rows for key in metrics if (found := _LOSS.fullmatch(key))]
     if not names:

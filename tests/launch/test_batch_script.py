@@ -310,6 +310,14 @@ def test_a_task_of_srun_is_a_rank():
     assert tasks_per_node(TASK) == [2, 2, 1]
 
 
+def test_a_task_needs_no_scontrol_if_the_masters_address_is_given(monkeypatch):
+    """As in a container without SLURM's commands."""
+    monkeypatch.setenv("PATH", "")
+    assert rank_environment(TASK)["MASTER_ADDR"] == "n1"
+    with pytest.raises(UserError, match="scontrol is not on the PATH"):
+        rank_environment({**TASK, "MASTER_ADDR": ""})
+
+
 def test_a_process_that_would_train_alone_among_others_is_refused(small_corpus, tmp_path, monkeypatch):
     """In the batch script itself SLURM_PROCID is 0, though srun has started nothing."""
     batch = {name: value for name, value in TASK.items() if "STEP" not in name}

@@ -134,4 +134,6 @@ def run_within(
     total = max(1.0, min(possible, _MOST_EPOCHS * rows))
     largest = min(_LARGEST_BATCH, max(_SMALLEST_BATCH, total / _FEWEST_STEPS))
     batch = 2 ** int(math.log2(max(1.0, min(largest, rows, total / _FEWEST_OF_ANY_BATCH))))
+    ranks = machine.gpus or 1
+    batch = -(-batch // ranks) * ranks  # each rank has as many rows
     return FirstRun(name, config, max(1, int(total / batch)), batch, batch * of_row, batch * sum(lengths))

@@ -14,12 +14,14 @@ import yaml
 from torch import Tensor
 
 from data_pipeline.base.atomic import new_directory
+from data_pipeline.base.config_file import load
 from data_pipeline.base.errors import UserError
 from data_pipeline.corpus import open_corpus
 from data_pipeline.corpus import tokenizer as tokenizers
 from data_pipeline.corpus.tokenizer import Tokenizer
 from data_pipeline.loading.stream import differences
 from pretrain import models
+from pretrain.config import RunConfig
 from pretrain.engine.checkpoint import BUFFERS, CONFIG, rank_file
 from pretrain.engine.checkpoint import index as checkpoint_index
 from pretrain.engine.checkpoint.directory import candidates
@@ -82,6 +84,13 @@ class TrainedModel:
     def on_best_device(self) -> "TrainedModel":
         """The same model, moved to a GPU if there is one."""
         return replace(self, model=self.model.to(device_type()))
+
+
+def config_of_run(checkpoint: Path) -> RunConfig | None:
+    """The config of the run that saved `checkpoint`, with MLflow off, since the password of its URI isn't recorded.
+    None: the checkpoint has no config. Raises UserError for a config that isn't valid any more."""
+    path = checkpoint / CONFIG
+    return load(path, ["tracking.mlflow=null"], RunConfig) if path.exists() else None
 
 
 def _trained_on(directory: Path, index: Index) -> str | None:

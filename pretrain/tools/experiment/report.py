@@ -77,7 +77,7 @@ def _cells(line: Line, most_seeds: int) -> list[str]:
     number, p = len(line.runs), line.adjusted_p
     return [
         line.row + "*" * line.is_baseline + f"({number})" * (number < most_seeds),
-        f"{line.runs[0].parameters:,}" if line.runs else "",
+        shown(next((run.parameters for run in line.runs if run.parameters), None), ","),
         shown(Spread.of([run.train_loss for run in line.runs if run.train_loss is not None]), ".3f"),
         shown(line.compared, ".3f"),
         shown(line.comparison.difference if line.comparison else None, "+.3f"),

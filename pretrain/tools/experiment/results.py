@@ -27,6 +27,7 @@ _ROUNDING = 1e-12
 class Result:
     """A finished run. Losses are in nats per target token; None where they weren't measured.
 
+    - `parameters`: their number; None if the run's checkpoints were deleted.
     - `train_loss`: the mean since the line of metrics before the last.
     - `validation_loss`: after the last step, on the first validation corpus.
     - `text_loss`: the same on text tokens alone. `input_worth`: by how much it rises with another row's input.
@@ -38,7 +39,7 @@ class Result:
     row: str
     seed: int
     steps: int
-    parameters: int
+    parameters: int | None
     train_loss: float | None
     validation_loss: float | None
     text_loss: float | None = None
@@ -92,7 +93,6 @@ def read_csv(path: Path) -> list[Result]:
 
 def _result(run: PlannedRun) -> Result:
     checkpoint = newest(run.directory)
-    assert checkpoint is not None, "a finished run has saved"
     lines = [line.metrics for line in read_metrics(run.directory)]
     ends = {name: value for metrics in lines for name, value in metrics.items()}
     seconds, of_processors = (
@@ -103,7 +103,7 @@ def _result(run: PlannedRun) -> Result:
         run.row,
         run.seed,
         run.config.run.max_steps,
-        parameters=meta_model(checkpoint_index.read(checkpoint).model).num_parameters(),
+        parameters=meta_model(checkpoint_index.read(checkpoint).model).num_parameters() if checkpoint else None,
         train_loss=ends.get("train/loss"),
         validation_loss=ends.get(f"validation/{corpus}/loss"),
         text_loss=ends.get(f"validation/{corpus}/text_loss"),

@@ -503,6 +503,15 @@ def test_an_hour_is_an_hour_a_faster_machine_takes_a_larger_model_and_a_small_te
     assert (small.steps * small.batch, small.model, small.batch <= 100) == (4000, "t5gemma2-1.2m", True)
 
 
+@each("gpus, batch", [(1, 128), (3, 129), (5, 130), (6, 132), (7, 133), (8, 128)])
+def test_each_gpu_has_as_many_rows_of_a_step(gpus, batch):
+    """The largest batch is 128, rounded up."""
+    machine = Machine(gpus, f"{gpus} × NVIDIA H100", gpus * 989.4e12, "by its data sheet", "bf16")
+    run = run_within(1.0, SIZES, machine, 32_100, (512, 114), INF)
+    assert run.batch == batch
+    assert run.hours == pytest.approx(1.0, rel=0.01)
+
+
 def test_a_model_that_the_user_names_gets_the_steps_that_fit_and_the_first_metrics_come_soon():
     """T5 small, 106.3 GFLOP a row with 32,100 tokens, at 0.6 · 512 / 662 of 200 GFLOP/s: 0.87 rows a second."""
     run = run_within(1.0, ["t5-v1.1-small"], TWO_CORES, 32_100, (512, 114), INF)

@@ -17,6 +17,7 @@ from pretrain.engine.checkpoint.index import checkpoint_in
 from pretrain.engine.checkpoint.trained import TrainedModel
 from pretrain.evaluate.generation.decoding import generate
 from pretrain.evaluate.generation.settings import GenerationSettings
+from pretrain.evaluate.hook import EvalResult
 from pretrain.evaluate.lm_eval import LmEvalRequests, LmEvalSettings
 from pretrain.evaluate.prompt_format import PromptFormat
 from pretrain.tools.evaluate import evaluate_on_tasks
@@ -228,9 +229,29 @@ def test_tasks_from_a_folder_give_a_table_and_json(run, tokenizer, tmp_path, mon
     unknown = run_forked("evaluate", run, "--lm-eval", "no_such_task", "--include-path", folder)
     assert (unknown.returncode, len(unknown.stderr.splitlines())) == (2, 1), unknown.stderr
     assert f"--lm-eval: no task 'no_such_task' in {folder} or lm_eval" in unknown.stderr
+    task = (folder / "sky.yaml").read_text()
+    (folder / "sky.yaml").write_text(task.replace("{{question}}", "{{query}}"))
+    lacking = run_forked(*arguments)
+    assert (lacking.returncode, len(lacking.stderr.splitlines())) == (2, 1), lacking.stderr
+    assert "--lm-eval: sky,plain: UndefinedError: 'query' is undefined" in lacking.stderr
+    (folder / "sky.yaml").write_text(task)
+    with (folder / "rows.jsonl").open("a") as rows:
+        rows.write("no JSON\n")
+    damaged = run_forked(*arguments)
+    assert (damaged.returncode, len(damaged.stderr.splitlines())) == (2, 1), damaged.stderr
+    assert "--lm-eval: sky,plain: ArrowInvalid: JSON parse error" in damaged.stderr
     (folder / "rows.jsonl").unlink()
     absent = run_forked(*arguments)
     assert (absent.returncode, len(absent.stderr.splitlines())) == (2, 1), absent.stderr
+
+
+def test_the_table_is_printed_before_a_place_for_it_fails(run, tmp_path, monkeypatch, capsys):
+    found = EvalResult(lines=["|the table|"])
+    monkeypatch.setattr("pretrain.tools.evaluate.run_tasks", lambda requests, settings: (found, {}))
+    (tmp_path / "file").touch()
+    with pytest.raises(OSError, match="file"):
+        evaluate_on_tasks(checkpoint_in(run), LmEvalSettings(["sky"]), out=tmp_path / "file/out")
+    assert capsys.readouterr().out.endswith("|the table|\n")
 
 
 def test_a_model_without_likelihoods_of_texts_and_a_wrong_form_are_one_line(tokenizer):

@@ -1,6 +1,7 @@
 """Text-to-text tasks: their metrics, their mixture with other corpora, and the hook that answers held-out inputs."""
 
 import json
+import shutil
 from itertools import takewhile
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,6 +18,7 @@ from pretrain.config.evaluation import RetrievalSettings, TextToTextSettings, cl
 from pretrain.engine.checkpoint.index import checkpoint_in
 from pretrain.evaluate.generation.decoding import generate
 from pretrain.evaluate.generation.settings import GenerationSettings
+from pretrain.evaluate.held_out_pairs import tasks
 from pretrain.evaluate.hook import Collectives, Evaluation
 from pretrain.evaluate.record import table
 from pretrain.evaluate.retrieval import Retrieval
@@ -194,6 +196,18 @@ def test_retrieval_searches_all_targets_of_a_corpus(pairs_corpus):
     assert found.metrics.keys() == {f"retrieval/swap/{name}_at_{k}" for name in ("recall", "ndcg") for k in (1, 10)}
     assert found.lines[0].endswith(" of 7 queries among 38 outputs")
     assert len(found.tables["retrieval/swap"]) == 7
+
+
+def test_the_held_out_pairs_of_a_corpus_at_a_url_are_those_of_its_directory(pairs_corpus, tmp_path):
+    """A remote corpus has its documents in its store, not in the cache. A copy without documents is refused."""
+    corpora = [open_corpus(pairs_corpus), open_corpus(f"file://{pairs_corpus}", tmp_path / "cache")]
+    here, there = (tasks(TextToTextSettings(), {"swap": corpus})[0].questions for corpus in corpora)
+    assert len(here) == 7
+    assert there == here
+    copy = shutil.copytree(pairs_corpus, tmp_path / "copy", ignore=shutil.ignore_patterns("documents"))
+    for corpus in (open_corpus(copy), open_corpus(f"file://{copy}", tmp_path / "cache")):
+        with pytest.raises(UserError, match="copy: this copy has no documents/, where the held-out pairs are"):
+            tasks(TextToTextSettings(), {"swap": corpus})
 
 
 def test_work_divided_among_one_rank_notices_that_the_budget_is_spent(monkeypatch):

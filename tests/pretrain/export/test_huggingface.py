@@ -333,7 +333,7 @@ def test_a_run_starts_from_imported_weights(small_corpus, tmp_path):
 
 @pytest.fixture(scope="module")
 def run(small_corpus, tmp_path_factory):
-    """A finished run of 8 steps, with a password in its run file."""
+    """A finished run of 8 steps."""
     folder = tmp_path_factory.mktemp("card")
     path = run_file(folder, small_corpus, run={"name": "a-run", "seed": 11})
     done = run_forked("train", path)

@@ -24,10 +24,11 @@ from pretrain.config import RunConfig
 from pretrain.models import meta_model
 from pretrain.models.flops import Sizes, count_flops
 from pretrain.run import status
-from pretrain.run.metrics_file import read_metrics
+from pretrain.run.metrics_file import MetricLog, read_metrics
+from pretrain.run.status import Status
 from pretrain.run.world import World
 from pretrain.tools.experiment import experiment_folder, report, results, run_experiment
-from pretrain.tools.experiment.experiment_folder import plan_experiment, shortened
+from pretrain.tools.experiment.experiment_folder import PlannedRun, plan_experiment, shortened
 from pretrain.tools.experiment.results import Comparison, Result, compare, holm, read_csv
 from pretrain.tools.experiment.run_experiment import experiment
 from pretrain.training.prepare import prepare
@@ -292,6 +293,25 @@ def test_a_group_may_compare_rows_by_another_metric(tmp_path):
     assert "1.515±0.007" in text
     rows = list(csv.DictReader(results.as_csv(made).splitlines()))
     assert [float(row["infilling/x"]) for row in rows] == pytest.approx([2.01, 2.02, 1.51, 1.52])
+
+
+def test_a_run_without_its_checkpoints_stays_in_the_table(tmp_path):
+    """Without its number of parameters, which other seeds of the row tell."""
+    log = MetricLog(tmp_path, attempt=1)
+    log.log(200, {"train/loss": 3.3, "validation/c4/loss": 3.4})
+    status.write(tmp_path, Status("finished", 1, 200))
+    config = run_config(run={"name": "plain-seed-0", "directory": str(tmp_path), "max_steps": 200})
+    (found,) = results.results([PlannedRun("plain", 0, (), config)])
+    assert (found.parameters, found.validation_loss) == (None, 3.4)
+    path = tmp_path / "runs.csv"
+    path.write_text(results.as_csv([found]))
+    assert read_csv(path) == [found]
+    for runs, cells in (
+        ([found], ["3.300", "3.400"]),
+        ([found, made_up("plain", 1, 3.40)], ["15,763,500", "3.300±0.000", "3.400±0.000"]),
+    ):
+        text = report.text(report.lines(experiment_folder.read(PUBLISHED), runs))
+        assert ["plain*", *cells] in [line.split() for line in text.splitlines()]
 
 
 # Runs.

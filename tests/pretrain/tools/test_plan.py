@@ -14,6 +14,7 @@ from torch.utils._pytree import tree_leaves
 
 from data_pipeline.base.config_file import load
 from data_pipeline.base.errors import UserError
+from data_pipeline.corpus import open_corpus
 from pretrain import device_speed, models
 from pretrain.cli import app
 from pretrain.config import RunConfig
@@ -28,6 +29,7 @@ from pretrain.tools.plan_memory import LiveMemory, Parameters, Rows, States, act
 from tests.support import tables
 from tests.support.rank_processes import each, on_ranks
 from tests.support.reductions import reducing
+from tests.support.runs import run_file
 from tests.support.slow import slow
 from tests.support.small_families import FAMILIES
 from tests.support.small_runs import engine_of, run_config
@@ -322,6 +324,14 @@ def test_without_its_corpus_a_run_is_planned_from_the_file_that_builds_it(
     config, rows, file = resolve_rows(load(path, overrides, RunConfig), path)
     assert ((rows.inputs, rows.targets), file) == (row, taken)
     assert config.model.vocab_size
+
+
+def test_a_corpus_at_a_file_url_gives_a_plan_its_rows_and_vocabulary(small_corpus, tmp_path):
+    path = run_file(tmp_path, f"file://{small_corpus}")
+    config, rows, file = resolve_rows(load(path, [], RunConfig), path)
+    corpus = open_corpus(small_corpus)
+    assert ((rows.inputs, rows.targets), file) == (corpus.objective.shape, None)
+    assert config.model.vocab_size == corpus.tokenizer.size
 
 
 SCALING = (RUNS.parents[1] / "docs/results/plans.md").read_text(encoding="utf-8")

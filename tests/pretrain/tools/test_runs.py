@@ -2,6 +2,7 @@
 
 import json
 import time
+from pathlib import Path
 
 import pytest
 
@@ -26,8 +27,6 @@ def folder(tmp_path, monkeypatch):
 
 
 def make(name, state, steps, command, job, monkeypatch):
-    from pathlib import Path
-
     run = Path("runs") / name
     run.mkdir(parents=True)
     (run / "config.yaml").write_text("run: {max_steps: 100}\n")
@@ -69,6 +68,26 @@ def test_brackets_in_paths_and_commands_are_no_markup(folder, capsys, monkeypatc
     said = capsys.readouterr().out
     assert ["runs/lr[big]", "stopped", "7[dim]"] in [line.split()[:3] for line in said.splitlines()]
     assert f"resume runs/lr[big]: {command}\n" in said
+
+
+def test_the_line_that_resumes_a_run_neither_starts_it_anew_nor_stops_it_again(folder, monkeypatch):
+    command = "launch local a.yaml --fresh --stop-at-step 20 run.name=a--fresh --ranks 2 --stop-at-step=7"
+    make("third", "stopped", 20, command, "", monkeypatch)
+    assert row(folder / "third").resume == "launch local a.yaml run.name=a--fresh --ranks 2"
+
+
+def test_a_run_whose_directory_was_renamed_has_no_line_that_resumes_it(folder, monkeypatch):
+    """The command would start a run in the old place, or resume the run that is there now. A link leads to the same
+    run."""
+    run = folder / "second"
+    (run / "config.yaml").write_text("run: {max_steps: 100, directory: runs/second}\n")
+    assert row(run).resume == "launch local second.yaml --ranks 2"
+    monkeypatch.chdir(run)
+    assert row(Path()).resume == "launch local second.yaml --ranks 2"
+    moved = run.rename(folder / "second.old-1")
+    assert (row(moved).max_steps, row(moved).resume) == (100, "")
+    run.symlink_to(moved)
+    assert row(run).resume == "launch local second.yaml --ranks 2"
 
 
 def test_a_resumed_run_is_timed_by_its_own_attempt(folder, monkeypatch):

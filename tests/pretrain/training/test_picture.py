@@ -2,6 +2,7 @@
 
 import pytest
 
+from data_pipeline.base.errors import UserError
 from pretrain.run.metrics_file import MetricLog
 from pretrain.training import picture
 from tests.support.tables import each
@@ -25,6 +26,14 @@ def test_the_picture_says_when_a_model_does_not_read_its_input():
     assert picture.verdict("a", {20: at(0.0, 5.0)}) == "step 20: the model doesn't read its input yet (0.00 nats/token)"
     assert picture.verdict("a", {10: at(0.0, 6.0), 20: at(0.05, 6.0), 30: {"train/loss": 1.0}}) == ""
     assert picture.verdict("b", {20: at(0.0, 5.0)}) == ""
+
+
+@each("logged, said", [(False, "no metrics.jsonl here; give a run directory"), (True, "no held-out losses; ")])
+def test_what_has_no_picture_is_refused(tmp_path, logged, said):
+    if logged:
+        MetricLog(tmp_path, attempt=1).log(100, {"train/loss": 4.0})
+    with pytest.raises(UserError, match=said):
+        picture.draw(tmp_path, tmp_path / "picture.png")
 
 
 @each(

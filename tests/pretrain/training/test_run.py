@@ -165,7 +165,9 @@ def test_a_damaged_block_stops_a_run_or_is_passed_over(small_corpus, tmp_path):
 
 
 def test_no_file_of_a_run_holds_a_password(small_corpus, tmp_path, monkeypatch):
-    """Neither that of a URL nor those of the environment. No file of this checkout has it, whose changes are kept."""
+    """Neither that of a URL nor those of the environment. No file of this checkout has it, whose changes are kept.
+
+    A checkpoint is evaluated and exported without the password, which only MLflow needs."""
     password = uuid.uuid4().hex
     monkeypatch.setenv("HF_TOKEN", password)
     path = run_file(tmp_path, small_corpus)
@@ -174,6 +176,9 @@ def test_no_file_of_a_run_holds_a_password(small_corpus, tmp_path, monkeypatch):
     files = [file for file in (tmp_path / "run").rglob("*") if file.is_file()]
     assert {file.name for file in files} >= {"config.yaml", "environment.json", "tracking.json"}
     assert [file for file in files if password.encode() in file.read_bytes()] == []
+    assert run_forked("evaluate", tmp_path / "run", "--hook", "validation_loss").returncode == 0
+    assert run_forked("export", tmp_path / "run", tmp_path / "out").returncode == 0
+    assert "## Settings" in (tmp_path / "out/README.md").read_text()
     said = "tracking.mlflow.uri: http://me:***@127.0.0.1:9: the password isn't recorded"
     assert said in train(tmp_path / "run/config.yaml", code=2).stderr
 
@@ -218,10 +223,14 @@ def test_a_variable_that_is_empty_is_one_that_is_not_set(small_corpus, tmp_path)
         )
 
 
-def test_a_run_fills_blanks_of_its_corpus(reference, small_corpus):
+def test_a_run_fills_blanks_of_its_corpus(reference, small_corpus, tmp_path):
     done = run_forked("generate", reference.parent / "run", "--corpus", small_corpus, "-n", "2")
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("masked ") == done.stdout.count("model ") == done.stdout.count("original ") == 2
+    copy = shutil.copytree(small_corpus, tmp_path / "copy", ignore=shutil.ignore_patterns("documents"))
+    refused = run_forked("generate", reference.parent / "run", "--corpus", copy)
+    assert refused.returncode == 2
+    assert refused.stderr.splitlines()[-1] == f"error: {copy}: no held-out sentence to mask; give a TEXT"
 
 
 def test_a_long_run_says_early_when_it_will_end(capsys, monkeypatch):
