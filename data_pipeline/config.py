@@ -111,8 +111,8 @@ class SplitConfig(Section):
     by: Literal["hash", "files", "position"] = "hash"
     """How held-out documents are chosen. `hash`: by the md5 of the normalised URL or, without a URL, of the id.
     `files`: whole files, in the order of the md5 of their names, until they have `validation_fraction` of a source's
-    bytes. `position`: the end of each source. Whole files by their stored bytes; the file that is divided, by
-    characters before cleaning."""
+    bytes; a source's only file stays for training. `position`: the end of each source. Whole files by their stored
+    bytes; the file that is divided, by characters before cleaning."""
     validation_fraction: float = Field(0.001, ge=0, lt=1)
     """The share that is held out for validation: of the documents (`hash`), or of the bytes."""
 

@@ -77,6 +77,8 @@ class Reading:
     def columns(self, own: Sequence[str]) -> list[str]:
         """The columns to read: a step's `own`, and those that the earlier steps need."""
         needed = ["id", *own]
+        if self._earlier.changes:
+            needed += _CHANGED  # a field that isn't read looks like one that a rule has emptied
         for step in (one.step for one in self._earlier.since if changes(one.step)):
             needed += [*step.columns, *CONTENT] if isinstance(step, KeyStep) else [one.name for one in fields(Document)]
         return [*dict.fromkeys(needed)]

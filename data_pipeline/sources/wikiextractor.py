@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import BinaryIO
 from xml.sax.saxutils import unescape
 
@@ -25,19 +26,21 @@ _QUOTES = {"&quot;": '"', "&#39;": "'", "&#x27;": "'"}
 
 
 def read(file: Input, stats: ReadStats) -> Iterator[Record]:
-    """The text of every article, without the title that WikiExtractor repeats as its first line.
+    """The text of every article, without the title that WikiExtractor repeats as its first line, and without escapes.
 
     The ordinal is the article's index. Counts `read` and `empty` (a title without text, dropped). These are damage: an
     article without `</doc>`, in another encoding or longer than `max_record_bytes`, and lines outside of articles.
 
-        <doc id="1" url="https://a.org/?curid=1" title="A &amp; B">    A & B    (empty)    A is first.    </doc>
+        <doc id="1" url="https://a.org/?curid=1" title="A &amp; B">    A &amp; B    (empty)    A is first.    </doc>
           ->  Record(0, "A is first.", "https://a.org/?curid=1", "A & B")
     """
     options = TextOptions(**file.options)
     with open_text(file, options) as stream:
         first, stream = first_character(stream)
         if first == b"{":
-            yield from jsonl.records(stream, stats, jsonl.Options(**options.model_dump()))
+            for written in jsonl.records(stream, stats, jsonl.Options(**options.model_dump())):
+                if record := _article(written, stats):
+                    yield record
         else:
             yield from _articles(stream, stats, options)
 
@@ -83,15 +86,21 @@ def _record(
     ordinal: int, start: re.Match[bytes], body: list[bytes] | None, stats: ReadStats, options: TextOptions
 ) -> Record | None:
     """The article; None if it has no text. Raises ValueError if it isn't UTF-8 or is too long."""
-    if body and body[0].strip() == start[2].strip():
-        body = body[1:]
-    text = decode(None if body is None else b"\n".join(body), options).strip()
+    text = decode(None if body is None else b"\n".join(body), options)
+    url, title = (decode(value, options) for value in start.groups())
+    return _article(Record(ordinal, text, url, title), stats)
+
+
+def _article(written: Record, stats: ReadStats) -> Record | None:
+    """The article of a record as WikiExtractor has written it; None if it has no text."""
+    first, _, rest = written.text.partition("\n")
+    text = (rest if first.strip() == written.title.strip() else written.text).strip()
     if not text:
         stats.counters.document("empty")
         return None
-    # --html-safe, on by default, escapes the text. Earlier versions leave titles as the dump escapes them.
-    url, title = (unescape(decode(value, options), _QUOTES) for value in start.groups())
-    return Record(ordinal, unescape(text), url, title)
+    # --html-safe, on by default, escapes the text. Titles are as the dump escapes them.
+    url, title = unescape(written.url, _QUOTES), unescape(written.title, _QUOTES)
+    return replace(written, text=unescape(text), url=url, title=title)
 
 
 class WikiExtractor(Format):

@@ -304,7 +304,7 @@ class Comparing:
         self.name, self.step = name, step
         self.keys = Stage(
             f"{name}-keys",
-            4,  # the version of the keys' and the table's form; a step has a version of its own
+            5,  # the version of the keys' and the table's form; a step has a version of its own
             gather_keys,
             "lower characters_per_part",
             plan=self._plan_keys,
@@ -450,7 +450,7 @@ def _plan_left(build: Build) -> list[Unit[LeftSpec]]:
 
 LAST: Stage[LeftSpec, PartsWritten] = Stage(
     "deduplicated",
-    5,
+    6,
     write_left,
     "lower characters_per_part, or look for fewer evaluation sets",
     plan=_plan_left,

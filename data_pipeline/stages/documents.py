@@ -38,6 +38,7 @@ from data_pipeline.text.languages import shortest_tag
 from data_pipeline.text.step import Rule, cleaned
 
 _HOLES_IN_RESULT = 100  # a report shows 20
+_MOST_WAITING = 10_000  # records without an id, in memory
 _FILES_IN_FOLDER = 1000  # twice as many with the files of URLs
 Item = TypeVar("Item")
 _ADDRESSES = pa.schema([("url", pa.string()), ("timestamp", pa.string())])
@@ -307,7 +308,7 @@ def without(spec: DocumentsSpec, file: str, reason: str) -> DocumentsSpec:
 
 STAGE: Stage[DocumentsSpec, InputsRead] = Stage(
     "documents",
-    16,
+    17,
     write_documents,
     "lower characters_per_part",
     without,
@@ -334,13 +335,13 @@ def split_of(url: str, identity: str, held_out: int, modulus: int) -> str:
 class _LeftOut:
     """A listener that gives ids to the records that a reader leaves out, such as redirects.
 
-    Their ordinals are those between two records. If there are more ordinals than records, as with blank lines, the id
-    is the file's.
+    Their ordinals are those between two records. If there are more ordinals than records, as with blank lines, or more
+    than 10,000 records, the id is the file's.
     """
 
     def __init__(self, spec: DocumentsSpec, file: InputSpec, listener: Listener):
         self._spec, self._file, self._listener = spec, file, listener
-        self._next = file.range.first_ordinal
+        self._next: int | None = file.range.first_ordinal  # of the first record that waits; None: unknown
         self._waiting: list[tuple[Document, Dropped]] = []
 
     def __call__(self, step: str, document: Document, why: Dropped) -> None:
@@ -348,16 +349,24 @@ class _LeftOut:
             self._listener(step, document, why)
         else:
             self._waiting.append((document, why))
+            if len(self._waiting) == _MOST_WAITING:
+                self._next = None
+                self._note()
 
     def before(self, ordinal: int | None) -> None:
         """Notes the records since the last one, which come before the record `ordinal`; None: they are the last."""
-        end = self._next + len(self._waiting) if ordinal is None else ordinal
-        are_known = end - self._next == len(self._waiting)
-        for at, (document, why) in enumerate(self._waiting, self._next):
-            known = self._spec.identity(self._file.file, at)
-            identity = known if are_known else f"{self._spec.name}/{self._file.file}"
+        if self._next is not None and ordinal not in (None, self._next + len(self._waiting)):
+            self._next = None
+        self._note()
+        if ordinal is not None:
+            self._next = ordinal + 1
+
+    def _note(self) -> None:
+        for number, (document, why) in enumerate(self._waiting):
+            known = None if self._next is None else self._spec.identity(self._file.file, self._next + number)
+            identity = known or f"{self._spec.name}/{self._file.file}"
             self._listener("reading", replace(document, id=identity, source=self._spec.name), why)
-        self._waiting, self._next = [], end + 1
+        self._waiting = []
 
 
 def _write_input(

@@ -35,7 +35,7 @@ class WrittenPart:
     Attributes:
         first_id: the id of the first record. Sorted by it, parts hold documents in the order of their ids.
         documents: number of documents by split.
-        characters: the sum of the documents' `size_of`.
+        characters: the sum of the documents' `size_of`, and of the characters of their targets.
         spans: the records of each file from which its documents were made.
         urls: the file of the URLs of dropped pages, which the dedup step "urls" compares, too; "" without this step.
     """
@@ -177,10 +177,11 @@ class PartFile:
         self.text_bytes = self.characters = 0
 
     def add(self, document: Document) -> None:
-        characters, row = size_of(document.text), tuple(map(str.encode, _VALUES(document)))
+        characters = size_of(document.text) + len(document.target)
+        row = tuple(map(str.encode, _VALUES(document)))
         self._rows.add(row, characters)
         self.documents[document.split] += 1
-        self.characters += characters + len(document.target)
+        self.characters += characters
         self.text_bytes += len(row[_TEXT]) + len(row[_TARGET])
 
     def describe(self, path: str, source: str, first_id: str) -> WrittenPart:

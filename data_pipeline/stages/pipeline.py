@@ -30,7 +30,7 @@ from data_pipeline.stages import (
 )
 from data_pipeline.stages.dedup import LAST, counts_of_left, left
 from data_pipeline.stages.documents import InputsRead
-from data_pipeline.stages.inputs import inputs_of
+from data_pipeline.stages.inputs import InputFile, inputs_of
 from data_pipeline.stages.kinds import DOCUMENTS, Kind
 from data_pipeline.stages.output import WRITTEN
 from data_pipeline.stages.stage import Build
@@ -66,6 +66,7 @@ def _build(config: CorpusConfig, store: Store, until: str, strict: bool, repair:
     config, commits = revisions.pin(config, store)
     found = inputs_of(config)  # a missing input is reported before anything is written
     inputs = found.files
+    _warn_of_single_files(config, inputs)
     if searched := config.searched_for:
         evaluation_sets.check(searched, store)
     for step in (step for steps in config.all_steps.values() for step in steps):
@@ -92,6 +93,15 @@ def _build(config: CorpusConfig, store: Store, until: str, strict: bool, repair:
         if not _left(build, *(() if until == DOCUMENTS.folder else ("train",))):
             reason = report.why_nothing_is_left(written.documents, written.lines)
             raise FailedError(f"{config.name}: {reason} (more in {store.at(report.MARKDOWN)})")
+
+
+def _warn_of_single_files(config: CorpusConfig, inputs: Sequence[InputFile]) -> None:
+    """Prints a line for each source of which `split.by: files` holds out nothing: its only file is left to train on."""
+    if config.split.by == "files" and config.split.validation_fraction:
+        numbers = Counter(file.source.name for file in inputs if file.source.split is None)
+        for name in (name for name, number in numbers.items() if number == 1):
+            reason = f"source {name} has one file, so nothing is held out of it"
+            print(f"warning: split.by: files: {reason}; use hash or position", file=sys.stderr)
 
 
 def _left(build: Build, *splits: str) -> int:

@@ -284,7 +284,7 @@ def of(build: Build, hidden: int) -> Report:
     for deduplicated in build.recorded(LAST, PartsResult):
         deduplication[deduplicated.parts[0].source].add(deduplicated)
     of_kept = deduplication or cleaning
-    cleaned, searched = _Sums(cleaning.values()).counts, _Sums(deduplication.values()).counts
+    searched = _Sums(deduplication.values()).counts
     counts, all_kept = _Sums([*cleaning.values(), *deduplication.values()]).counts, _Sums(of_kept.values())
     sets = _evaluation_sets(build, searched)
     sizes = {
@@ -302,9 +302,9 @@ def of(build: Build, hidden: int) -> Report:
             kept=sum(sum(result.documents.values()) for result in kept),
             dropped=_sorted(counts.dropped_documents),
         ),
-        # lines that cleaning checked or, if it has no rules for lines, that deduplication checked
         lines=LineCounts(
-            cleaned.lines_passed + cleaned.dropped_lines.total() or searched.lines_seen, _sorted(counts.dropped_lines)
+            sum(_lines_read(cleaning[source].counts, deduplication[source].counts) for source in cleaning),
+            _sorted(counts.dropped_lines),
         ),
         spans=SpanCounts(_sorted(counts.dropped_spans), counts.substring_words),
         masked=_sorted(counts.masked_data),
@@ -350,6 +350,16 @@ def coverage_of(results: Iterable[TokensResult]) -> tuple[Coverage, Counter[str]
         lengths.update(one.lengths)
     shown = most_common(characters, 10), most_common(changed, _SHOWN)
     return Coverage(tokens.total(), uncovered["unknown"], uncovered["bytes"], *shown), lengths
+
+
+def _lines_read(cleaned: Counts, searched: Counts) -> int:
+    """The number of lines of a source before a step dropped any: the most that the rules or deduplication have checked.
+
+    `cleaned`: the counts of rules that were applied while the source was read; `searched`: of all later steps.
+    """
+    by_later_rules = searched.lines_passed + searched.dropped_lines.total() - searched.dropped_lines["duplicate_line"]
+    dropped = cleaned.dropped_lines.total() + searched.dropped_lines.total()
+    return max(cleaned.lines_passed + cleaned.dropped_lines.total(), searched.lines_seen, by_later_rules, dropped)
 
 
 def _source(read: Sequence[InputsRead], kept: Sequence[PartsWritten], counts: Counts, of_kept: _Sums) -> SourceCounts:

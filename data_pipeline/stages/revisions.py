@@ -1,16 +1,18 @@
 """Pins repositories of the Hugging Face Hub to commits, since a branch may move before a build is resumed."""
 
 import sys
-from typing import Any
+from typing import Any, TypeVar
 
 from data_pipeline.base import hub, stores
 from data_pipeline.base.hub import HubPath
 from data_pipeline.base.paths import opening
 from data_pipeline.base.store import Store
 from data_pipeline.config import CorpusConfig
+from data_pipeline.dedup.decontamination import Decontamination, DecontaminationConfig
 
 _FILE = ".stages/revisions.json"
 _SECONDS = 10.0  # for an answer
+Searching = TypeVar("Searching", bound=DecontaminationConfig)
 
 
 def commit_of(place: HubPath) -> str:
@@ -50,9 +52,15 @@ def pin(config: CorpusConfig, store: Store) -> tuple[CorpusConfig, dict[str, str
     def all_of(paths: str | list[str]) -> str | list[str]:
         return at_commit(paths) if isinstance(paths, str) else [*map(at_commit, paths)]
 
+    def with_sets(step: Searching) -> Searching:
+        sets = [one.model_copy(update={"path": all_of(one.path)}) for one in step.sets]
+        return step.model_copy(update={"sets": sets})
+
     changed: dict[str, Any] = {"sources": [one.model_copy(update={"path": all_of(one.path)}) for one in config.sources]}
-    if sets := [one.model_copy(update={"path": all_of(one.path)}) for one in config.decontamination.sets]:
-        changed["decontamination"] = config.decontamination.model_copy(update={"sets": sets})
+    if config.decontamination.sets:
+        changed["decontamination"] = with_sets(config.decontamination)
+    if config.steps:
+        changed["steps"] = [with_sets(one) if isinstance(one, Decontamination) else one for one in config.steps]
     return config.model_copy(update=changed), kept
 
 

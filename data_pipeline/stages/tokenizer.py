@@ -97,7 +97,7 @@ def files_to_read(config: TrainedConfig, parts: Sequence[Part], units: Sequence[
 
 SAMPLING = Stage(
     "tokenizer-sample",
-    1,
+    2,
     keep_candidates,
     "lower tokenizer.sample_bytes",
     plan=lambda build: plan_sampling(build.config.tokenizer, build.config.seed, parts_of(left(build))),

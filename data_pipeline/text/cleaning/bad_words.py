@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 import re2
-from pydantic import AfterValidator, Field, field_validator
+from pydantic import AfterValidator, Field
 
 from data_pipeline.text.document import Document, Dropped, Tally, is_chosen, normalize_url
 from data_pipeline.text.languages import shortest_tag
@@ -20,25 +20,29 @@ _OF_LIST = {"nb": "no", "nn": "no", "tl": "fil", "arb": "ar", "pes": "fa", "prs"
 # Parts of ordinary words in languages without spaces; each would drop more than a tenth of the pages.
 _ALLOWED = {"ja": {"sm", "グロ", "女の子"}, "zh": {"性"}}
 
+ListNames = Annotated[
+    list[Annotated[str, AfterValidator(lambda given: list_of(given))]], AfterValidator(lambda given: existing(given))
+]
+"""Languages, by the names of their lists."""
+
 
 class BadWords(Rule):
     """Drops pages with a bad word of their language's list; in a page of unknown language, of any of the lists."""
 
     step: Literal["bad_words"] = "bad_words"
-    languages: list[Annotated[str, AfterValidator(lambda given: list_of(given))]] = ["en"]
+    languages: ListNames = ["en"]
     """Languages whose lists are used."""
     fraction: float = Field(1.0, ge=0, le=1)
-    """The share of pages with a bad word that are dropped, chosen by URL. Multilingual C4: 0.999."""
+    """The share of pages with a bad word that are dropped, chosen by URL or, without a URL, by id. Multilingual C4:
+    0.999."""
 
-    @field_validator("languages")
-    @classmethod
-    def _lists_exist(cls, given: list[str]) -> list[str]:
-        return existing(given)
+    version = 2
 
     def apply(self, document: Document, tally: Tally) -> Document | Dropped:
         spoken = list_of(document.language)
+        chosen_by = document.url or document.id
         lists = [listed for listed in self.languages if spoken in ("", listed)]
-        if any(drops_page(document.text, listed, document.url, self.fraction) for listed in lists):
+        if any(drops_page(document.text, listed, chosen_by, self.fraction) for listed in lists):
             return Dropped("bad_words", document.url)  # the URL, not the text: the report shows examples
         return document
 
@@ -66,7 +70,7 @@ def drops_page(text: str, language: str, url: str, filter_fraction: float = 1.0)
     """Whether a page is dropped for bad words. Of the pages with bad words, the share `filter_fraction` is dropped.
 
     The URL decides as in TFDS: md5 of the normalised URL modulo the denominator of the float's exact fraction, compared
-    with its numerator. Multilingual C4 uses 0.999.
+    with its numerator. Multilingual C4 uses 0.999. `url`: the document's id if the page has no URL.
     """
     return contains_bad_word(text, language) and is_chosen(normalize_url(url), *filter_fraction.as_integer_ratio())
 

@@ -4,18 +4,15 @@ from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
 from pydantic import (
-    AfterValidator,
     BeforeValidator,
     Field,
     NonNegativeInt,
     SerializeAsAny,
-    field_validator,
     model_validator,
 )
 
 from data_pipeline.base.config_file import Section, TrueIsTheDefaults
-from data_pipeline.text.cleaning import bad_words
-from data_pipeline.text.cleaning.bad_words import BadWords
+from data_pipeline.text.cleaning.bad_words import BadWords, ListNames
 from data_pipeline.text.cleaning.classifier import Classifier, ClassifierConfig, content_of
 from data_pipeline.text.cleaning.gopher import Gopher, GopherConfig
 from data_pipeline.text.cleaning.language import Language, LanguageConfig
@@ -31,7 +28,6 @@ def _rule(given: object) -> object:
 
 
 Profile = Literal["c4", "wikipedia", "none"]
-_NameOfList = Annotated[str, AfterValidator(bad_words.list_of)]
 _C4 = {
     "max_page_characters": 190_000,
     "web_rules": True,
@@ -64,11 +60,12 @@ class CleaningConfig(PageConfig, _Profile):
     """Rules of installed packages: the name of each, with its own keys."""
     language: LanguageConfig = LanguageConfig(detector="none")
     """Which languages to keep."""
-    bad_words: list[_NameOfList] = []
+    bad_words: ListNames = []
     """Languages whose lists of bad words are used; a page with one of these words is dropped. If the language of a page
     is known, only that language's list counts. []: off."""
     bad_words_fraction: float = Field(1.0, ge=0, le=1)
-    """The share of pages with a bad word that are dropped, chosen by URL. Multilingual C4: 0.999."""
+    """The share of pages with a bad word that are dropped, chosen by URL or, without a URL, by id. Multilingual C4:
+    0.999."""
     classifier: ClassifierConfig | None = None
     """A fastText classifier that decides which pages are kept. null: off."""
 
@@ -78,11 +75,6 @@ class CleaningConfig(PageConfig, _Profile):
         if not isinstance(given, dict) or given.get("profile", "c4") != "c4":
             return given
         return {**_C4, **given}
-
-    @field_validator("bad_words")
-    @classmethod
-    def _word_lists_exist(cls, given: list[str]) -> list[str]:
-        return bad_words.existing(given)
 
     @property
     def of_pages(self) -> Iterator[Rule]:

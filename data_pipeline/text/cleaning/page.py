@@ -26,7 +26,8 @@ class PageConfig(Section):
     max_page_characters: PositiveInt | None = None
     """Maximum number of characters of a page. Longer pages are dropped. null: no limit."""
     web_rules: bool = False
-    """Apply C4's rules on content: terminal punctuation, JavaScript, policies, lorem ipsum, braces, citation marks."""
+    """Apply C4's rules on content: terminal punctuation, JavaScript, policies, lorem ipsum, braces, citation marks.
+    White space around lines is removed."""
     max_word_length: PositiveInt | None = None
     """Maximum length of a word, in characters between white space. Lines with a longer word are dropped. null: no
     limit."""
@@ -45,6 +46,8 @@ class CleanPage(PageConfig, Rule):
     max_word_length: PositiveInt | None = 1000
     min_words_per_line: NonNegativeInt = 5
     min_sentences_per_page: NonNegativeInt = 3
+
+    version = 2
 
     def apply(self, document: Document, tally: Tally) -> Document | Dropped:
         if self.web_rules or self.max_word_length or self.min_words_per_line or self.min_sentences_per_page:
@@ -75,7 +78,9 @@ _POLICIES = ("terms of use", "privacy policy", "cookie policy", "uses cookies", 
 def clean_page(text: str, rules: PageConfig, tally: Tally) -> str | Dropped:
     """The lines of `text` that are prose, or why the page is dropped.
 
-    A line or page exactly at a threshold is kept. Words are measured before citation marks are removed.
+    A line or page exactly at a threshold is kept. Words are measured before citation marks are removed. With
+    `web_rules`, lines end where Unicode says and lose the white space around them, as in C4. Without `web_rules`, lines
+    end at a line feed, and the kept lines are unchanged.
 
     `tally` counts each line that passed, or the rule that dropped the line (`too_long_word`, `no_endmark`, `too_short`,
     `javascript`, `policy`). A page is dropped by the rule `too_long`, `lorem_ipsum`, `curly_bracket` or
@@ -91,8 +96,8 @@ def clean_page(text: str, rules: PageConfig, tally: Tally) -> str | Dropped:
     brackets, braces = web_rules and "[" in text, web_rules and "{" in text
     # Only pages with one of the words are converted to lower case. Without a citation mark, two halves may be a word.
     names = brackets or (web_rules and _NAMED.search(text) is not None)
-    for line in text.splitlines():
-        line = line.strip()
+    for written in text.splitlines() if web_rules else text.split("\n"):
+        line = written.strip()
         if longest and len(line) > longest and max(map(len, line.split())) > longest:
             tally.line("too_long_word", line)
             continue
@@ -116,10 +121,11 @@ def clean_page(text: str, rules: PageConfig, tally: Tally) -> str | Dropped:
             tally.line("policy", line)
             continue
         tally.lines_passed += 1
-        kept.append(line)
-    if not any(kept) or not _has_sentences(kept, rules.min_sentences_per_page):
+        kept.append(line if web_rules else written)
+    with_text = [line for line in kept if line.strip()]
+    if not with_text or not _has_sentences(with_text, rules.min_sentences_per_page):
         return Dropped("too_few_sentences", text)
-    return "\n".join(kept).strip()
+    return "\n".join(kept).strip() if web_rules else "\n".join(kept)
 
 
 def is_too_long(text: str, rules: PageConfig) -> bool:
@@ -134,7 +140,7 @@ def is_too_long(text: str, rules: PageConfig) -> bool:
 def _has_sentences(lines: list[str], minimum: int) -> bool:
     """Whether `lines` have `minimum` sentences, counted line by line.
 
-    Every line has at least one sentence. So most pages need no counting: they have `minimum` lines.
+    Every line has text, and so at least one sentence. So most pages need no counting: they have `minimum` lines.
     """
     missing = minimum - len(lines)
     for line in lines:

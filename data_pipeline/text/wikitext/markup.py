@@ -24,7 +24,7 @@ from data_pipeline.text.wikitext.namespaces import (
     normalised_namespace,
 )
 from data_pipeline.text.wikitext.superscripts import MARKS, mark_tags, without_marks
-from data_pipeline.text.wikitext.templates import has_text, math_text, template_text
+from data_pipeline.text.wikitext.templates import FRACTIONS, has_text, math_text, template_text
 
 
 def plain_text(
@@ -212,6 +212,7 @@ class _Nesting:
     def _add_template(self, inside: list[str]) -> None:
         written = inside[0].partition("|")[0]
         name = normalised(written)
+        before = "".join(self.out[-1:])  # of {{{{a}}}}, nothing is before the inner template
         text: str | None = None  # of a box, or a parser function that yields nothing
         if has_text(name):
             # {{citation}} with names only is an English reference, with a text a French quotation
@@ -223,11 +224,11 @@ class _Nesting:
         elif name in YEAR_NAMES:
             text = self._year
         else:
-            before = "".join(self.out[-1:])  # of {{{{a}}}}, nothing is before the inner template
             begins_line = before.rstrip(" ").endswith("\n")
             text = self._placeholders.replace(name, written, "".join(inside), begins_line)
         if text:
-            self.out.append(text)
+            is_mixed_number = name in FRACTIONS and before[-1:].isdecimal()
+            self.out.append(f" {text}" if is_mixed_number else text)
         elif text is not None and not self._outer:
             self.out.append(self._placeholders.around(name))
 

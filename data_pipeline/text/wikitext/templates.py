@@ -238,6 +238,7 @@ _FUNCTIONS: dict[str, Callable[[str, list[str]], str]] = {
     "#tag": lambda subject, rest: "" if subject.lower() == "ref" else rest[0],
 }
 
+FRACTIONS = ("frac", "sfrac", "fraction")
 # Names of the same value, comma-separated: first those of the English Wikipedia, then other languages'.
 _NAMES: dict[str, Value] = {
     "convert, cvt": _convert,
@@ -258,7 +259,7 @@ _NAMES: dict[str, Value] = {
     "quote, blockquote, block quote, cquote, bquote, quotation, rquote, poemquote, poem quote": _block,
     "quote box, quotebox, quote frame, pull quote, centered pull quote": _block,
     "citation needed span, cns, clarify span, dubious span, failed verification span": _first,  # around a passage
-    "frac, sfrac, fraction": _fraction,
+    **dict.fromkeys(FRACTIONS, _fraction),
     "ship, sortname": _words(2),
     "circa, c.": _prefix("c. "),
     "as of": _as_of,

@@ -207,6 +207,21 @@ def test_a_table_of_changes_has_all_fields_that_a_rule_may_change(tmp_path):
     assert again == changed == replace(read[0], title="", split="validation", target="T")
 
 
+def test_a_field_that_a_rule_has_emptied_is_empty_in_the_tables_of_all_later_steps(tmp_path):
+    """Each reading takes the columns that it asks for, as in a build: the second step compares texts alone."""
+    corpus = LocalStore(tmp_path)
+    stored = Document("a/b/0", "A text.", title="A", source="a", timestamp="2019")
+    earlier = Earlier(0, [Span("a/b", 0, 1)], "", [Decision(Renames())])
+    for table in ("lines", "documents", "left"):
+        reading, tally = Reading(Context(corpus), earlier), Tally()
+        own = SCHEMA.names if table == "left" else EqualDocuments.columns
+        read = [Document(**{name: getattr(stored, name) for name in reading.columns(own)})]
+        with reading.write_changes(table, reading.rows(read, tally), tally) as rows:
+            ((_, _, left),) = rows
+        earlier = replace(earlier, changes=table, since=[])
+    assert left == replace(stored, title="", split="validation")
+
+
 def steps_of(**sections: object) -> list[str]:
     """The steps of a corpus of one source."""
     made = {"name": "a", "output": "a", "sources": [{"format": "text", "path": "a.txt", "language": "en"}]}
@@ -274,6 +289,39 @@ def test_a_build_takes_the_steps_in_the_order_of_the_list(tmp_path):
     assert kept == {"before": [shared], "after": [shared], "of_a": [shared, shared]}
     dropped = [report.read(tmp_path / f"corpus-{name}").documents.dropped for name in ("before", "after")]
     assert dropped == [{"too_few_sentences": 1}, {"empty_after_dedup": 1}]
+
+
+SHORT_LINES = {"step": "page", "web_rules": False, "min_words_per_line": 3, "min_sentences_per_page": 0}
+LINES = {
+    "a": ["This line is on both pages.", "Two words.", "No.", "The last line of a."],
+    "b": ["This line is on both pages.", "Yes.", "No.", "The last line of b."],
+}
+
+
+@each(
+    "of_a, settings, dropped",
+    [
+        ({"profile": "none", "min_words_per_line": 3}, {"dedup": {**OFF, "lines": True}}, (2, 1)),
+        (None, {"steps": ["urls", SHORT_LINES]}, (4, 0)),
+        (None, {"steps": ["urls", SHORT_LINES, "lines"]}, (4, 1)),
+        (None, {"steps": ["urls", "lines", SHORT_LINES]}, (3, 2)),
+    ],
+)
+def test_the_report_counts_all_lines_as_read_whatever_cleans_a_source_and_whatever_the_order(
+    tmp_path, of_a, settings, dropped
+):
+    sources = []
+    for name, lines in LINES.items():
+        write_pages(tmp_path / name / "0.json.gz", [page("\n".join(lines), f"http://{name}.org/")])
+        sources.append({"format": "c4", "name": name, "path": str(tmp_path / name)})
+    if of_a:
+        sources[0]["cleaning"] = of_a
+    else:
+        settings = {"cleaning": None, "dedup": None, **settings}
+    corpus = built(write_corpus_file(tmp_path / "corpus.yaml", sources=sources, **settings), until="documents")
+    found = report.read(corpus).lines
+    assert found.read == 8
+    assert (found.dropped.get("too_short", 0), found.dropped.get("duplicate_line", 0)) == dropped
 
 
 def test_language_and_bad_words_look_at_what_duplicate_lines_have_left_of_a_page(deduplicated):
@@ -479,7 +527,7 @@ def test_a_line_too_long_beside_an_empty_one_leaves_no_text(tmp_path):
     corpus = cleaned(
         tmp_path, [[page("abcdefgh\n\n"), page("abc\n\n")]], cleaning={"profile": "none", "max_word_length": 5}
     )
-    assert Result(corpus).texts == ["abc"]
+    assert Result(corpus).texts == ["abc\n\n"]
 
 
 def test_equal_documents_leave_the_smallest_id(deduplicated):

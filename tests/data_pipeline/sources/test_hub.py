@@ -16,8 +16,10 @@ import pytest
 from data_pipeline.base import hub as hubs
 from data_pipeline.base import stores
 from data_pipeline.base.config_file import load
+from data_pipeline.base.local_store import LocalStore
 from data_pipeline.config import CorpusConfig, SourceConfig
 from data_pipeline.corpus import open_corpus
+from data_pipeline.stages import revisions
 from data_pipeline.stages.inputs import list_inputs
 from launch.tools.scaffold.machine import Machine
 from launch.tools.scaffold.text import source_of
@@ -82,6 +84,22 @@ def test_a_url_names_a_repository_a_revision_and_a_path(url, kind, repository, r
     place = hubs.parse(url)
     assert place == hubs.HubPath(kind, repository, revision, path)
     assert hubs.parse(str(place)) == place
+
+
+def test_evaluation_sets_are_pinned_wherever_the_corpus_file_names_them(server, tmp_path):
+    server.calm()
+    server.repositories = {"datasets/me/tasks": (repository := Repository())}
+    commit = repository.commit({"test.jsonl": b'{"question": "Who?"}'})
+    sets = [{"name": "task", "path": "hf://datasets/me/tasks/test.jsonl", "fields": ["question"]}]
+    for settings in (
+        {"decontamination": {"sets": sets}},
+        {"steps": ["documents", {"step": "decontamination", "sets": sets}], "cleaning": None, "dedup": None},
+    ):
+        sources = [{"format": "c4", "path": str(tmp_path)}]
+        config = load(write_corpus_file(tmp_path / "corpus.yaml", sources=sources, **settings), [], CorpusConfig)
+        pinned, commits = revisions.pin(config, LocalStore(tmp_path / "corpus"))
+        assert pinned.searched_for.sets[0].path == f"hf://datasets/me/tasks@{commit}/test.jsonl"
+        assert commits == {"hf://datasets/me/tasks@main": commit}
 
 
 def test_a_resumed_build_has_the_commit_that_it_began_with(hub, small_corpus, tmp_path):

@@ -189,6 +189,16 @@ HEADED = [Record(0, "MKTAYIAKq*", title=HEADER), Record(2, "MKV-x.", title="P3  
                 lines({"id": "1", "revid": "7", "url": "u", "title": "A", "text": "Text."}),
             )
         ),
+        # the same article in each form: version 2 writes the title into the text of --json, too
+        *(
+            ("wikiextractor", {}, data, [Record(0, "AT&T < A & B.", "u?a&b", "AT&T")], {"read": 1}, [])
+            for data in (
+                doc("AT&amp;T", "AT&amp;T\n\nAT&amp;T &lt; A &amp; B.\n").replace(b'"u"', b'"u?a&amp;b"'),
+                lines({"url": "u?a&amp;b", "title": "AT&amp;T", "text": "AT&amp;T &lt; A &amp; B.\n"}),
+                lines({"url": "u?a&amp;b", "title": "AT&amp;T", "text": "AT&amp;T\n\nAT&amp;T &lt; A &amp; B.\n"}),
+            )
+        ),
+        ("wikiextractor", {}, lines({"title": "A", "text": "A\n\n"}), [], {"read": 1, "empty": 1}, []),
         # articles that are cut off, and stray lines
         (
             *("wikiextractor", {"max_record_bytes": 200}, STRAY),

@@ -401,6 +401,7 @@ it {{convert|5|km|mi}} text → it 5 km text
 {{convert|2|to|3|m2|sqft|abbr=on}}; {{cvt|6|ft|2|in|m}}; {{convert|20|C}} → 2 to 3 m²; 6 ft 2 in; 20 °C
 {{lang|fr|mot juste}}, {{lang-de|''Wort''}}, {{nowrap|10 {{abbr|km|kilometre}}}} → mot juste, Wort, 10 km
 a{{snd}}b {{circa|1900}} {{frac|1|2}} {{formatnum:1234}} → a – b c. 1900 1/2 1234
+2{{frac|1|2}} in, 3{{sfrac|4}}, {{convert|5{{fraction|1|2}}|mi}}, a{{frac|2|3}} → 2 1/2 in, 3 1/4, 5 1/2 mi, a2/3
 {{Infobox|a={{b|c={{d}}}}\n|e=[[f]]\n}}\n'''A''' is{{cn}} here {{x}}. → A is here.
 Ulm ({{IPAc-en|a}}; born 1900 {{x}}) is ({{x}}) big {{y}}, yes → Ulm (born 1900) is big, yes
 {{{1|default}}}A → A

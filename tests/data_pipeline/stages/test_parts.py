@@ -3,6 +3,7 @@
 import tracemalloc
 from pathlib import Path
 
+import pyarrow.parquet as pq
 from pydantic_core import to_json
 
 from data_pipeline.base.local_store import LocalStore
@@ -10,8 +11,8 @@ from data_pipeline.dedup.places import Span
 from data_pipeline.engine.work_units import Finished, Output, read_finished, recorded
 from data_pipeline.sources.record import Range
 from data_pipeline.stages.documents import STAGE, DocumentsResult, InputResult, InputsRead
-from data_pipeline.stages.parts import Histograms, WrittenPart
-from data_pipeline.text.document import EXAMPLES, Tally
+from data_pipeline.stages.parts import Histograms, WrittenPart, part_file
+from data_pipeline.text.document import EXAMPLES, Document, Tally
 
 INPUTS = 1000
 
@@ -63,3 +64,14 @@ def test_what_is_kept_of_a_finished_unit_is_what_is_read_of_its_record(tmp_path)
 def test_records_have_the_whole_results(tmp_path):
     whole = [*recorded(STAGE, DocumentsResult, written(tmp_path))]
     assert whole == [finished(number) for number in range(INPUTS)]
+
+
+def test_long_targets_of_short_inputs_fill_row_groups(tmp_path):
+    """A row group ends at 8 million characters. A short input counts as 1,000."""
+    with part_file(LocalStore(tmp_path), "part.parquet") as file:
+        for number in range(5):
+            file.add(Document(id=str(number), text="a", target="b" * 2_000_000))
+    with pq.ParquetFile(tmp_path / "part.parquet") as written:
+        groups = [written.metadata.row_group(number).num_rows for number in range(written.num_row_groups)]
+    assert groups == [4, 1]
+    assert file.characters == 5 * 2_001_000

@@ -47,7 +47,7 @@ from data_pipeline.stages.pipeline import build
 from data_pipeline.stages.tokens import TokensWritten
 from data_pipeline.text.vocabulary import Vocabulary
 from tests.conftest import C4_SAMPLE, SAMPLES, write_c4, write_corpus_file
-from tests.support.builds import OFF, checksums, documents_of, flip, plain, trained
+from tests.support.builds import OFF, checksums, documents_of, dropped_of, flip, plain, trained
 from tests.support.in_process import done_here, refused_here, run_here
 from tests.support.tables import each
 
@@ -151,6 +151,43 @@ def test_a_split_by_files_holds_out_whole_files_with_a_share_of_the_bytes(tmp_pa
         assert abs(found - wanted) <= border / 2
     else:
         assert held_out == set()
+
+
+def test_a_source_of_which_a_split_by_files_holds_out_nothing_is_named(tmp_path, capsys):
+    """One file is left to train on. A source with a split of its own isn't divided."""
+    sources = []
+    for name, files in {"one": 1, "two": 2, "own": 1}.items():
+        (tmp_path / name).mkdir()
+        for number in range(files):
+            (tmp_path / name / f"{number}.txt").write_text("Text.")
+        split = {"split": "train"} if name == "own" else {}
+        sources.append({"format": "text", "name": name, "path": str(tmp_path / name), **split})
+    for by, fraction, expected in (("files", 0.1, 1), ("files", 0, 0), ("hash", 0.1, 0)):
+        split = {"by": by, "validation_fraction": fraction}
+        build(plain(tmp_path, "", "text", sources=sources, split=split), until="documents")
+        warnings = [line for line in capsys.readouterr().err.splitlines() if "split.by" in line]
+        told = "source one has one file, so nothing is held out of it; use hash or position"
+        assert warnings == [f"warning: split.by: files: {told}"] * expected
+
+
+def test_records_that_a_reader_leaves_out_wait_in_bounded_memory_and_are_all_in_the_table(tmp_path, monkeypatch):
+    """After 10,000 damaged lines, the lines up to the next record have the file's id. Later ones have their own."""
+    held, note = list[int](), documents._LeftOut._note
+
+    def noted(left_out: documents._LeftOut) -> None:
+        held.append(len(left_out._waiting))
+        note(left_out)
+
+    monkeypatch.setattr(documents._LeftOut, "_note", noted)
+    lines = ["no record"] * 10_001 + ['{"text": "A text."}', "no record", '{"text": "Another."}', "no record"]
+    (tmp_path / "a.jsonl").write_text("\n".join(lines))
+    config = plain(tmp_path, tmp_path / "a.jsonl", "jsonl")
+    (unit,) = plan_documents(config, tmp_path / "corpus", files_of(config))
+    write_documents(Context(LocalStore(tmp_path / "corpus")), unit.spec)
+    assert held == [10_000, 1, 1, 1]
+    (source,) = config.sources
+    expected = [f"{source.name}/a.jsonl"] * 10_001 + [f"{source.name}/a.jsonl/{at:09d}" for at in (10_002, 10_004)]
+    assert [row["id"] for row in dropped_of(tmp_path / "corpus")] == expected
 
 
 def test_a_second_run_does_nothing(small_corpus):

@@ -4,6 +4,7 @@ import itertools
 import re
 import sys
 from collections import Counter
+from hashlib import md5
 from pathlib import Path
 
 import pytest
@@ -150,6 +151,22 @@ def test_a_rule_applies_without_the_others(rule, left, counted):
     assert clean("See[3] { javascript", "short", **off | rule) == (left, counted)
 
 
+CODE = "\n\tif a:\r\n\t\treturn\x0c b\n\n\n"
+
+
+@each("rule", [{"max_word_length": 9}, {"min_sentences_per_page": 2}])
+def test_without_the_rules_for_web_pages_the_kept_lines_are_unchanged(rule):
+    off = {"web_rules": False, "max_word_length": None, "min_words_per_line": 0, "min_sentences_per_page": 0}
+    assert clean(CODE, **off | rule)[0] == CODE
+    assert clean(f"{CODE} aaaaaaaaaa\n b", **off | {"max_word_length": 9})[0] == f"{CODE} b"
+
+
+def test_lines_without_text_are_no_sentences():
+    off = {"web_rules": False, "max_word_length": None, "min_words_per_line": 0}
+    assert clean("One line", "", " ", "Another line", **off)[1] == {"lines_passed": 4, "too_few_sentences": 1}
+    assert clean("One line", "", " ", "Another line", **off, min_sentences_per_page=2)[1] == {"lines_passed": 4}
+
+
 def test_pages_of_the_published_corpus_pass_again():
     """999 of 1,000 pages stay unchanged. In the other one, six lines begin with the space after a removed citation
     mark, and stripping removes it."""
@@ -282,6 +299,15 @@ def test_re2_ignores_the_case_of_every_character_but_one_that_becomes_two():
 )
 def test_a_fraction_of_the_pages_is_dropped_by_their_url(text, url, fraction, dropped):
     assert drops_page(text, "en", url, fraction) is dropped
+
+
+def test_a_fraction_of_the_pages_without_a_url_is_dropped_by_their_id():
+    """The digest modulo 2, computed here by hand."""
+    rule, identities = bad_words.BadWords(fraction=0.5), [f"books/a.txt/{number:09d}" for number in range(20)]
+    pages = [Document(id=identity, text="An ass.") for identity in identities]
+    dropped = [isinstance(rule.apply(page, Tally()), Dropped) for page in pages]
+    assert dropped == [int(md5(identity.encode()).hexdigest(), 16) % 2 == 0 for identity in identities]
+    assert {*dropped} == {True, False}
 
 
 BOTH = ("fast", "langdetect")
