@@ -193,6 +193,8 @@ def _of_torch(compute: ComputeSection) -> Iterator[Callable[[], object]]:
     yield partial(setattr, torch.backends.cudnn, "allow_tf32", torch.backends.cudnn.allow_tf32)
     warns = torch.is_deterministic_algorithms_warn_only_enabled()
     yield partial(torch.use_deterministic_algorithms, torch.are_deterministic_algorithms_enabled(), warn_only=warns)
+    functional: Any = torch.nn.functional
+    yield partial(setattr, functional, "linear", functional.linear)  # ZeRO-3 replaces it for good
     fills: Any = torch.utils.deterministic  # PyTorch's stubs lack the name
     yield partial(setattr, fills, "fill_uninitialized_memory", fills.fill_uninitialized_memory)
     yield partial(torch.set_rng_state, torch.get_rng_state())

@@ -57,6 +57,7 @@ def process_state() -> list[object]:
         torch.backends.cudnn.allow_tf32,
         torch.are_deterministic_algorithms_enabled(),
         torch.utils.deterministic.fill_uninitialized_memory,
+        torch.nn.functional.linear,
         float(torch.tensor(1e-40) * 1),  # 0 where denormal numbers count as 0
         torch.distributed.is_initialized(),
     ]
@@ -237,6 +238,10 @@ def fail_and_train(path: Path, error: BaseException) -> None:
         with pytest.raises(RuntimeError):
             pretrain.train(path, compute={"compile": True}, callbacks=[{**CALLBACK[0], "step": 0}])
         assert torch.compiler.config.recompile_limit == limit
+        offloaded = {"zero_optimization": {"stage": 3, "offload_param": {"device": "cpu"}}}
+        with pytest.raises(RuntimeError):
+            pretrain.train(path, deepspeed=offloaded, callbacks=[{**CALLBACK[0], "step": 0}])
+        assert process_state() == before
     AtStep.do = int
     assert pretrain.train(path, stop_at_step=np.int64(4)).state == "stopped"
 

@@ -37,12 +37,13 @@ def version_of(package: str) -> str:
 
 
 def git(*arguments: str, source: Path = _SOURCE) -> str:
-    """The output of a git command in the source tree; "" if it is no git repository or the command fails."""
+    """The output of a git command in the source tree, with U+FFFD for bytes that aren't UTF-8. "" if it is no git
+    repository or the command fails."""
     if not (source / ".git").exists():
         return ""
     command = ["git", "--no-optional-locks", "-C", str(source), *arguments]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=20)
+        done = subprocess.run(command, capture_output=True, encoding="utf-8", errors="replace", timeout=20)
     except (OSError, subprocess.TimeoutExpired):
         return ""
     return done.stdout if done.returncode == 0 else ""

@@ -208,7 +208,7 @@ class CheckpointSection(Section):
     """Also keep the checkpoints at multiples of this many steps. null: keep the latest only."""
     on_failure: Literal["continue", "stop"] = "continue"
     """What happens when a save fails, for instance on a full disk. `continue`: training continues until the next save.
-    `stop`: the run ends."""
+    `stop`: the run ends. Without memory for a copy of its state, a run ends in both cases."""
     init_from: LocalPath | None = None
     """Where a new run's weights come from: a checkpoint, a run, or the output of `pretrain import`. null: random
     initialization."""

@@ -29,7 +29,7 @@ class Machine(TypedDict):
     ranks: list[int]
 
 
-def describe(machines: list[Machine]) -> dict[str, object]:
+def describe(machines: list[Machine]) -> dict[str, Any]:
     """The environment of a run: the first of its `machines`, which has rank 0, and under "hosts" all machines with the
     versions that differ from the first."""
     here = machines[0]

@@ -50,6 +50,8 @@ def preflight(
     """
     directory = Path(config.run.directory)
     check_directory(directory)
+    if fresh:
+        check_fresh(config)
     if not may_train:
         status.check_lock(directory)
     if (checkpoints := directory / "checkpoints").exists() and not checkpoints.is_dir():
@@ -149,6 +151,16 @@ def _compiles_for_gpus() -> bool:
     """True if there is nvcc where PyTorch looks for it."""
     home = os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH") or "/usr/local/cuda"
     return Path(home, "bin/nvcc").exists() or shutil.which("nvcc") is not None
+
+
+def check_fresh(config: RunConfig) -> None:
+    """Raises UserError if `--fresh` would rename the folder that the weights of a new run are in."""
+    directory, init_from = Path(config.run.directory), config.checkpoint.init_from
+    if init_from and Path(init_from).resolve().is_relative_to(directory.resolve()):
+        raise UserError(
+            f"checkpoint.init_from: {init_from} is in run.directory, {directory}, which --fresh renames; set another "
+            "run.directory"
+        )
 
 
 def check_directory(run: Path) -> None:

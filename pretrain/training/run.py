@@ -3,6 +3,7 @@
 import contextlib
 import gc
 import os
+import stat
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -20,7 +21,14 @@ from pretrain.run.rank_environment import is_launched, local_world_size, rank_en
 from pretrain.run.train_state import TrainState
 from pretrain.run.watchdog import watching
 from pretrain.run.world import World
-from pretrain.training.preflight import NOT_FRESH, check_directory, device_problems, note_death, without_bf16
+from pretrain.training.preflight import (
+    NOT_FRESH,
+    check_directory,
+    check_fresh,
+    device_problems,
+    note_death,
+    without_bf16,
+)
 from pretrain.training.prepare import PreparedRun, prepare
 from pretrain.training.run_report import RunReport
 
@@ -50,6 +58,8 @@ def train(
     called after the callbacks of the run file.
     """
     check_directory(Path(config.run.directory))
+    if fresh:
+        check_fresh(config)
     status.check_lock(Path(config.run.directory))  # before reading anything there, since another run may be writing it
     hang, start = config.faults.hang_timeout_seconds, config.faults.start_timeout_seconds
     store = config.data.cache.wait_seconds if config.data.remote else 0.0
@@ -133,9 +143,9 @@ def configure_arithmetic(compute: ComputeSection) -> None:
     """
     if not any(name in os.environ for name in _ALLOCATOR):
         os.environ[_ALLOCATOR[0]] = "expandable_segments:True"  # ragged batches would leave gaps between fixed ones
-    cache = Path(tempfile.gettempdir(), f"encdec-pretrain-kernels-{os.getuid()}")  # on a disk of the node
-    for name, folder in _CACHES.items():
-        os.environ.setdefault(name, str(cache / folder))
+    if unset := [name for name in _CACHES if name not in os.environ]:
+        cache = _kernel_cache()
+        os.environ |= {name: str(cache / _CACHES[name]) for name in unset}
     # if it is unset, each rank starts a process per core of its node, 32 at most
     os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", str(min(32, threads_per_rank(local_world_size()))))
     torch.backends.cuda.matmul.allow_tf32 = compute.tf32
@@ -144,3 +154,16 @@ def configure_arithmetic(compute: ComputeSection) -> None:
         os.environ |= {name: value for name, value in _DETERMINISTIC.items() if name not in os.environ}
         torch.use_deterministic_algorithms(True)
         torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # for debugging; slow
+
+
+def _kernel_cache() -> Path:
+    """This user's folder for compiled kernels, on a disk of the node. It is a new one if another user may write to the
+    usual folder, since kernels are code that runs."""
+    usual = Path(tempfile.gettempdir(), f"encdec-pretrain-kernels-{os.getuid()}")
+    with contextlib.suppress(FileExistsError):  # no folder
+        usual.mkdir(mode=0o700, exist_ok=True)
+    found = usual.lstat()
+    writers = found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+    if stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and not writers:
+        return usual
+    return Path(tempfile.mkdtemp(prefix=f"{usual.name}-"))

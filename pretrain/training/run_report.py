@@ -181,8 +181,9 @@ def _open_directory(run: PreparedRun, machines: list[Machine], held: contextlib.
             print(f"changed since the last start: {masked(change)}", flush=True)
         config.rename(renamed)
     write_bytes(config, OmegaConf.to_yaml(OmegaConf.create(resolved)).encode())
-    write_json(directory / "environment.json", environment.describe(machines))
-    write_bytes(directory / environment.DIFF, environment.git_diff().encode())
+    described = environment.describe(machines)
+    write_json(directory / "environment.json", described)
+    write_bytes(directory / environment.DIFF, described["git"]["diff"].encode())
     status.write(directory, Status("running", attempt))
     return attempt
 

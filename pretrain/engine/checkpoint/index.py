@@ -202,12 +202,18 @@ def verify(
 ) -> None:
     """Raises FailedError naming the first file that doesn't match the index.
 
-    `share` selects among the files, sorted by name. `progress` is called while files are read.
+    `share` selects among the files, as in `selected`. `progress` is called while files are read.
     """
     missing_or_short(directory, index)
-    for name in sorted(index.files)[share]:
+    for name in selected(index, share):
         if not index.files[name].matches(directory / name, progress):
             raise FailedError(f"{directory / name}: damaged: its checksum differs from {INDEX}'s")
+
+
+def selected(index: Index, share: slice) -> list[str]:
+    """The names of the files that `share` selects. All files are sorted from the largest to the smallest, so that each
+    rank of a run gets one of the ranks' safetensors files."""
+    return sorted(index.files, key=lambda name: (-index.files[name].bytes, name))[share]
 
 
 def missing_or_short(directory: Path, index: Index) -> None:

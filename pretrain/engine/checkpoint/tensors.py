@@ -137,11 +137,11 @@ class StoredTensors:
         """Raises FailedError if a file doesn't match the index and the tables, or a tensor holds NaN, or a parameter
         infinity.
 
-        `share` selects among the files, sorted by name. `progress` is called while files are read.
+        `share` selects among the files, as in `index.selected`. `progress` is called while files are read.
         """
         index.verify(self.directory, self.index, share, progress)
         self.check_shapes(self.index.model, "the model it names")
-        files = set(sorted(self.index.files)[share])
+        files = {*index.selected(self.index, share)}
         for name, pieces in self._pieces.items():
             for piece, file in pieces:
                 if file in files:

@@ -10,6 +10,7 @@ from pretrain.engine.checkpoint import index as checkpoint_index
 from pretrain.engine.checkpoint.directory import put_back, set_aside, set_latest
 from pretrain.engine.checkpoint.tensors import newest_verified
 from pretrain.engine.ranks import on_rank_0
+from pretrain.run import watchdog
 from pretrain.run.train_state import Rewind, TrainState, add_rewind, rewinds
 from pretrain.training.callback import Callback, StepResult
 from pretrain.training.prepare import state_of
@@ -59,6 +60,7 @@ class SkippedSteps(Callback):
             neither = f"no step from {unsound} or from {newer} had a finite loss"
             raise FailedError(f"{neither}: the cause isn't a checkpoint, but the machine or a changed setting")
         found = f"{unsound}: no step from it had a finite loss"
+        watchdog.starting()  # verifying may take longer than steps
         try:
             checkpoint = newest_verified(run, before=self._since)
         except FailedError as error:
@@ -112,6 +114,7 @@ class Spikes(Callback):
         """Rewinds the run, or returns why it can't be rewound."""
         run = trainer.run
         trainer.finish_saving()
+        watchdog.starting()  # verifying may take longer than steps
         checkpoint = newest_verified(run.directory)
         if checkpoint is None:
             return "there is no checkpoint yet"

@@ -1,7 +1,8 @@
 """Feeds MLflow from a run directory.
 
 RUN/tracking.json       the description of the run for MLflow (TrackedRun)
-RUN/mlflow.json         how far MLflow has been fed (FeedState); a resumed run continues the same MLflow run
+RUN/mlflow.json         how far MLflow has been fed (FeedState); a resumed run continues the same MLflow run, a copy of
+                        a run directory gets a new one
 RUN/metrics.jsonl       the metrics
 RUN/artifacts/          every file here is uploaded, under its own path; evaluation/NAME.json is a table there
 Feeding again is safe: MLflow keeps equal points (name, step, time, value) once.

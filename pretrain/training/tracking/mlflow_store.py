@@ -50,6 +50,7 @@ class TrackedRun(Kept):
         parameters: the resolved run file.
         tags: further facts about the run.
         key: a tag by which the run is found in MLflow.
+        directory: the absolute run directory; "" in files of earlier versions.
     """
 
     file = "tracking.json"
@@ -64,6 +65,7 @@ class TrackedRun(Kept):
     started: float = field(default_factory=time.time)
     ended: float | None = None
     key: str = field(default_factory=lambda: uuid.uuid4().hex)
+    directory: str = ""
 
 
 @dataclass

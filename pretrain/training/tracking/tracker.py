@@ -13,11 +13,10 @@ import time
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from types import TracebackType
 from typing import Literal
 
 from data_pipeline.base.errors import FailedError, UserError
-from data_pipeline.base.formatting import masked, masked_values
+from data_pipeline.base.formatting import masked, masked_values, printable
 from data_pipeline.base.processes import PYTHON
 from pretrain.run.metrics_file import MetricLog
 from pretrain.training.tracking.mlflow_store import (
@@ -48,8 +47,9 @@ class Tracker:
     Attributes:
         connects: True while MLflow's client is imported and feeds for the first time, which takes processor time.
 
-    >>> with Tracker(run_dir, TrackedRun("c4", "t5", attempt=1), "sqlite:///runs/mlflow.db") as tracker:
-    ...     tracker.log(10, {"train/loss": 9.8})
+    >>> tracker = Tracker(run_dir, TrackedRun("c4", "t5", attempt=1), "sqlite:///runs/mlflow.db")
+    >>> tracker.log(10, {"train/loss": 9.8})
+    >>> tracker.close("FINISHED")
     """
 
     def __init__(self, run_dir: Path, run: TrackedRun, uri: str | None):
@@ -60,9 +60,17 @@ class Tracker:
             uri=masked(absolute_uri(uri)) if uri else None,
             parameters=masked_values(run.parameters),
             tags=masked_values(run.tags),
+            directory=printable(str(run_dir.resolve())),
         )
         if before := TrackedRun.load(run_dir):
-            self._run.key, self._run.started = before.key, before.started
+            self._run.started = before.started
+            if _is_copied(before, run_dir):
+                (run_dir / FeedState.file).unlink(missing_ok=True)
+            else:
+                self._run.key = before.key
+        fed = FeedState.load(run_dir)
+        if fed and fed.offset > self._log.path.stat().st_size:  # a power cut took the last rows
+            replace(fed, offset=0).save(run_dir)
         self._run.save(run_dir)
         self._closing, self._complete = threading.Event(), not uri
         self.connects = bool(uri)
@@ -122,12 +130,13 @@ class Tracker:
                 return
             closing = self._closing.wait(pause)
 
-    def __enter__(self) -> "Tracker":
-        return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
-        """Closes as finished, as failed after an exception, as killed after Ctrl-C or a call of exit."""
-        self.close("FINISHED" if kind is None else "FAILED" if issubclass(kind, Exception) else "KILLED")
+def _is_copied(run: TrackedRun, run_dir: Path) -> bool:
+    """True if `run_dir`, which has the description `run`, is a copy: the directory that `run` names is there, too, with
+    the same key. False if the directory was moved."""
+    origin = Path(run.directory)
+    there = TrackedRun.load(origin) if run.directory else None
+    return there is not None and there.key == run.key and not origin.samefile(run_dir)
 
 
 def sample_machine(run_dir: Path, uri: str, node: str | None, ended: threading.Event) -> None:

@@ -22,7 +22,7 @@ import pyarrow as pa
 import pytest
 from safetensors.numpy import save_file
 
-from data_pipeline.base import atomic, progress
+from data_pipeline.base import atomic, packages, progress
 from data_pipeline.base.arrow_tables import table_of
 from data_pipeline.base.atomic import lock, new_directory, remove_leftovers, temporary_path
 from data_pipeline.base.errors import StoreUnavailable, UserError, may_be_of_node
@@ -154,6 +154,17 @@ def test_the_codes_version_is_the_commit_and_whether_the_tree_differs_from_it(tm
     assert code_version(tmp_path) == commit
     (tmp_path / "code.py").write_text("2")
     assert code_version(tmp_path) == f"{commit}-dirty"
+
+
+def test_the_output_of_git_may_have_bytes_that_are_no_utf_8(tmp_path):
+    git(tmp_path, "init", "--quiet")
+    (tmp_path / "code.py").write_bytes("é é\n".encode("latin-1"))
+    git(tmp_path, "add", ".")
+    git(tmp_path, "commit", "--quiet", "--message", "first")
+    (tmp_path / "code.py").write_bytes(b"\xff \xc3\xa9\n")
+    difference = packages.git("diff", "HEAD", source=tmp_path)
+    unknown = "\N{REPLACEMENT CHARACTER}"
+    assert difference.splitlines()[-2:] == [f"-{unknown} {unknown}", f"+{unknown} é"]
 
 
 URLS = {

@@ -405,7 +405,32 @@ def test_compiled_kernels_are_kept_on_the_nodes_disk_unless_the_environment_says
     monkeypatch.setattr(tempfile, "gettempdir", lambda: str(tmp_path))
     cache = f"{tmp_path}/encdec-pretrain-kernels-{os.getuid()}"
     assert caches() == [f"{cache}/triton", f"{cache}/inductor"]
+    assert Path(cache).stat().st_mode & 0o077 == 0
     assert caches(TRITON_CACHE_DIR="/users") == ["/users", f"{cache}/inductor"]
+
+
+@each("trap", ["link", "file", "writable", "another user's"])
+def test_compiled_kernels_are_never_loaded_from_a_folder_that_another_user_may_write_to(monkeypatch, tmp_path, trap):
+    usual, elsewhere = tmp_path / f"encdec-pretrain-kernels-{os.getuid()}", tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    if trap == "link":
+        usual.symlink_to(elsewhere)
+    elif trap == "file":
+        usual.touch()
+    else:
+        usual.mkdir()
+        usual.chmod(0o770 if trap == "writable" else 0o755)
+    if trap == "another user's":
+        monkeypatch.setattr(os, "getuid", lambda owner=os.getuid(): owner + 1)
+        usual.rename(tmp_path / f"encdec-pretrain-kernels-{os.getuid()}")
+    monkeypatch.setattr(tempfile, "gettempdir", lambda: str(tmp_path))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(os, "environ", {})
+    before = {*tmp_path.iterdir()}
+    configure_arithmetic(ComputeSection())
+    (new,) = {*tmp_path.iterdir()} - before
+    assert os.environ["TRITON_CACHE_DIR"] == f"{new}/triton"
+    assert new.stat().st_mode & 0o077 == 0
 
 
 def test_ranks_of_a_node_share_its_cores_when_they_compile(monkeypatch):

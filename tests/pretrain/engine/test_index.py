@@ -10,7 +10,7 @@ from data_pipeline.base.errors import MissingPackage, UserError
 from pretrain.engine.checkpoint import index as checkpoint_index
 from pretrain.engine.checkpoint import rank_file
 from pretrain.engine.checkpoint.directory import candidates, checkpoint_directory, put_back, set_aside
-from pretrain.engine.checkpoint.index import File, Index
+from pretrain.engine.checkpoint.index import File, Index, selected
 from pretrain.run.train_state import TrainState
 from tests.support.small_runs import T5
 from tests.support.tables import each
@@ -86,6 +86,20 @@ def test_what_is_written_is_read_back(tmp_path):
     index = replace(index_of(seed=1), weights="1" * 32)
     index.write(tmp_path)
     assert checkpoint_index.read(tmp_path) == index
+
+
+@each("ranks", [2, 4, 8])
+def test_each_rank_verifies_one_large_file(ranks):
+    """The checkpoint was written by as many ranks, and has a tokenizer beside the ranks' files."""
+    sizes = {"json": 100, "safetensors": 10**6}
+    files = {f"{rank_file(rank)}.{suffix}": size for rank in range(ranks) for suffix, size in sizes.items()}
+    sized = {name: File(size, "0" * 64) for name, size in {**files, "tokenizer.json": 10**4}.items()}
+    index = replace(index_of(), world_size=ranks, files=sized)
+    shares = [selected(index, slice(rank, None, ranks)) for rank in range(ranks)]
+    assert sorted(name for share in shares for name in share) == sorted(index.files)
+    assert [[name for name in share if name.endswith(".safetensors")] for share in shares] == [
+        [f"{rank_file(rank)}.safetensors"] for rank in range(ranks)
+    ]
 
 
 def test_an_unsound_checkpoint_is_set_aside_and_replaces_an_earlier_one_of_its_step(tmp_path):

@@ -1,8 +1,9 @@
 """Runs in trouble, with non-finite gradients or losses that jump, and runs whose batches grow."""
 
+import contextlib
 import json
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +17,14 @@ from data_pipeline.corpus.objectives.span_corruption import SpanCorruption
 from data_pipeline.loading.stream import Stream
 from pretrain.config import RunConfig
 from pretrain.engine.checkpoint import index as checkpoint_index
+from pretrain.engine.checkpoint import tensors
 from pretrain.engine.ranks import joined_world
-from pretrain.run import train_state
+from pretrain.run import train_state, watchdog
 from pretrain.run.metrics_file import read_metrics, rows_from
 from pretrain.run.train_state import Rewind, add_rewind
 from pretrain.training import prepare
 from pretrain.training.callback import Callback, StepResult
+from pretrain.training.callbacks import bad_steps
 from pretrain.training.trainer import Trainer
 from tests.support.rank_processes import on_ranks
 from tests.support.recorded import digests, scheduled_rows
@@ -139,6 +142,20 @@ class SeesLast(Sees):
             trainer.stop()
 
 
+@contextlib.contextmanager
+def verifying() -> Iterator[list[bool]]:
+    """Yields a list that gets, for each search for a checkpoint to rewind to, whether the limit of a start holds."""
+    found: list[bool] = []
+
+    def newest_verified(run: Path, before: int | None = None) -> Path | None:
+        found.append("starting" in watchdog._rank.phases)
+        return tensors.newest_verified(run, before)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(bad_steps, "newest_verified", newest_verified)
+        yield found
+
+
 def in_trouble(folder: Path, corpus: Path) -> dict[str, Any]:
     def spike_at(first: int, last: int) -> Any:
         return lambda loss, position: loss + 5.0 * (first <= position < last)  # rows that come at steps 12, …
@@ -159,8 +176,11 @@ def in_trouble(folder: Path, corpus: Path) -> dict[str, Any]:
     data["curriculum"] = [{"until_step": 5, "objective": LONG_SPANS.model_dump(mode="json")}]
     growing = settings(folder / "growing", corpus, 6, batch=batch, data=data)
     less = growing.model_copy(update={"batch": growing.batch.model_copy(update={"global_batch_size": 24})})
+    with verifying() as verified:
+        rewound = train_with(spiking, spike_at(192, 208))
     return {
-        "spiking": train_with(spiking, spike_at(192, 208)),
+        "spiking": rewound,
+        "verified": verified,
         "stopping": train_with(stopping, spike_at(192, 208), stop=13),
         "stopped": train_with(stopping, spike_at(192, 208)),
         "requested": train_with(requested, spike_at(192, 208), callbacks=[last, first]),
@@ -248,7 +268,9 @@ def on_a_sick_machine(folder: Path, corpus: Path) -> list[Any]:
     for gone in ((), ("step-00000004", "step-00000008")):
         for name in gone:
             shutil.rmtree(checkpoints / name)
-        error, taken = train_with(longer, lambda loss, _: loss * float("nan"))
+        with verifying() as verified:
+            error, taken = train_with(longer, lambda loss, _: loss * float("nan"))
+        assert verified == [True]
         names = sorted(path.name for path in checkpoints.iterdir())
         found.append((error, [step for step, _ in taken], names, (checkpoints / "latest").read_text()))
     return found
@@ -322,6 +344,11 @@ def test_a_spike_sends_the_run_back_and_past_the_offending_rows(folder, told, sc
     (rewind,) = json.loads((run / "rewinds.json").read_text())
     assert (rewind["step"], rewind["position"], rewind["to"], rewind["spike_step"]) == (12, 192, 208, 13)
     assert checkpoint_index.read(run / "checkpoints/step-00000016").train_state.position == 17 * ROWS
+
+
+def test_ranks_that_verify_a_checkpoint_to_rewind_to_have_the_time_of_a_start(told):
+    """Ranks whose share is small wait for the others, without progress of their own."""
+    assert [of_rank["verified"] for of_rank in told] == [[True], [True]]
 
 
 def test_a_spike_that_sends_the_run_back_is_told_and_logged(folder, told):

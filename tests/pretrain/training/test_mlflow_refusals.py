@@ -137,14 +137,15 @@ def test_a_run_that_is_deleted_while_it_trains_is_there_again(tmp_path, uri, cli
     monkeypatch.setattr(tracking, "SECONDS_BEFORE_FEEDS", 0.0)
     monkeypatch.setattr(tracking, "SECONDS_BETWEEN_FEEDS", 0.05)
     monkeypatch.setattr(tracking, "SECONDS_FOR_THE_REST", 3600.0)
-    with Tracker(tmp_path, TrackedRun("refusals", "r", 1, key=uuid.uuid4().hex), uri) as tracker:
-        tracker.log(1, {"train/loss": 2.0})
-        while not (state := FeedState.load(tmp_path)) or not state.offset:
-            time.sleep(0.05)
-        client.delete_run(state.run_id)
-        tracker.log(2, {"train/loss": 1.5})
-        while FeedState.load(tmp_path).run_id == state.run_id:
-            time.sleep(0.05)
+    tracker = Tracker(tmp_path, TrackedRun("refusals", "r", 1, key=uuid.uuid4().hex), uri)
+    tracker.log(1, {"train/loss": 2.0})
+    while not (state := FeedState.load(tmp_path)) or not state.offset:
+        time.sleep(0.05)
+    client.delete_run(state.run_id)
+    tracker.log(2, {"train/loss": 1.5})
+    while FeedState.load(tmp_path).run_id == state.run_id:
+        time.sleep(0.05)
+    tracker.close("FINISHED")
     run = of_mlflow(client, tmp_path)
     losses = {one.step: one.value for one in client.get_metric_history(run.info.run_id, "train/loss")}
     assert (run.info.status, run.info.lifecycle_stage, losses) == ("FINISHED", "active", LOSSES)

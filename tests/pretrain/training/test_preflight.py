@@ -140,6 +140,21 @@ def test_fresh_never_renames_the_current_folder(tmp_path, monkeypatch):
     assert run.is_dir()
 
 
+def test_fresh_never_renames_the_folder_of_the_weights_to_start_from(small_corpus, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    run = Path("runs/first")
+    (run / "checkpoints/step-00000010").mkdir(parents=True)
+    (tmp_path / "link").symlink_to(tmp_path / run / "checkpoints")
+    for init_from in (run, run / "checkpoints/step-00000010", tmp_path / "link/step-00000010"):
+        settings = {"directory": str(run)}
+        path = run_file(tmp_path, small_corpus, run=settings, checkpoint={"init_from": str(init_from)})
+        where = f"checkpoint.init_from: {init_from} is in run.directory, {run}"
+        said = f"{where}, which --fresh renames; set another run.directory"
+        for way, start in ways_to_start(path, fresh=True).items():
+            assert start().removeprefix("error: ") == said, way
+        assert [one.name for one in run.parent.iterdir()] == ["first"]
+
+
 def test_nothing_is_exported_over_other_files(tmp_path, monkeypatch):
     """`export`, `import`, `average` and `adapt` all write with `new_directory`."""
     (tmp_path / "mine").mkdir()

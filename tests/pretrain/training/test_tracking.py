@@ -55,6 +55,14 @@ def start(run_dir, uri, attempt=1, **more):
     return Tracker(run_dir, TrackedRun("wikipedia", "t5-small", attempt, **more), uri)
 
 
+@contextlib.contextmanager
+def tracked(run_dir, uri, attempt=1, **more):
+    """A tracker of a run that finishes with the block."""
+    tracker = start(run_dir, uri, attempt, **more)
+    yield tracker
+    tracker.close("FINISHED")
+
+
 def run_id(run_dir):
     state = FeedState.load(run_dir)
     assert state
@@ -69,7 +77,7 @@ def points(client, run_dir, name):
 @each("answers", [True, False])
 def test_the_first_connection_ends_when_mlflow_has_answered_or_refused(tmp_path, uri, answers, monkeypatch):
     monkeypatch.setattr(tracking, "SECONDS_BEFORE_FEEDS", 3600.0)
-    with start(tmp_path, uri if answers else "http://127.0.0.1:9") as tracker:
+    with tracked(tmp_path, uri if answers else "http://127.0.0.1:9") as tracker:
         assert tracker.connects
     assert not tracker.connects
     assert not start(tmp_path / "local", None).connects
@@ -124,7 +132,7 @@ def test_row_that_the_disk_refuses_is_written_later(tmp_path, caplog):
 
 
 def test_without_uri_only_the_local_log(tmp_path):
-    with start(tmp_path, None) as tracker:
+    with tracked(tmp_path, None) as tracker:
         tracker.log(1, {"a": 1.0})
     assert not (tmp_path / "mlflow.json").exists()
     assert TrackedRun.load(tmp_path).status == "FINISHED"
@@ -175,20 +183,17 @@ def test_run_is_described_in_full(tmp_path, uri, client):
 
 def test_resumed_run_goes_on_under_the_same_id(tmp_path, uri, client):
     note = {NOTE: "of the run"}
-    with start(tmp_path, uri, parameters={"max_steps": 40}, tags=note) as tracker:
+    with tracked(tmp_path, uri, parameters={"max_steps": 40}, tags=note) as tracker:
         for step in (10, 20, 30, 40):
             tracker.log(step, {"train/loss": 1 / step})
     first = run_id(tmp_path)
     assert client.get_run(first).data.tags[NOTE] == "of the run"
     client.set_tag(first, NOTE, "diverged")  # what someone wrote stays
 
-    with (
-        contextlib.suppress(KeyboardInterrupt),
-        start(tmp_path, uri, attempt=2, parameters={"max_steps": 60}, tags=note) as tracker,
-    ):
-        tracker.log(40, {"train/loss": 0.5, "validation/loss": 3.0})  # repeated, with another result
-        tracker.log(50, {"train/loss": 1 / 50})
-        raise KeyboardInterrupt
+    tracker = start(tmp_path, uri, attempt=2, parameters={"max_steps": 60}, tags=note)
+    tracker.log(40, {"train/loss": 0.5, "validation/loss": 3.0})  # repeated, with another result
+    tracker.log(50, {"train/loss": 1 / 50})
+    tracker.close("KILLED")
 
     assert run_id(tmp_path) == first
     expected = [(10, 1 / 10), (20, 1 / 20), (30, 1 / 30), (40, 1 / 40), (40, 0.5), (50, 1 / 50)]
@@ -199,8 +204,7 @@ def test_resumed_run_goes_on_under_the_same_id(tmp_path, uri, client):
     assert run.data.params == {"max_steps": "40"}
     assert run.data.tags["changed.max_steps"] == "40 → 60 (attempt 2)"
     assert run.data.tags[NOTE] == "diverged"
-    with pytest.raises(ZeroDivisionError), start(tmp_path, uri, attempt=3):
-        raise ZeroDivisionError
+    start(tmp_path, uri, attempt=3).close("FAILED")
     assert client.get_run(first).info.status == "FAILED"
 
 
@@ -232,9 +236,10 @@ socket.socket.connect = lambda self, address: connections.append(address)
 from pretrain.training.tracking import tracker as tracking
 tracking.SECONDS_FOR_THE_REST = 3600.0
 from pretrain.training.tracking.mlflow_store import TrackedRun
-with tracking.Tracker(Path(sys.argv[1]), TrackedRun("together", "r", attempt=1), sys.argv[2]) as tracker:
-    for step in range(1, 301):
-        tracker.log(step, {"loss": step})
+tracker = tracking.Tracker(Path(sys.argv[1]), TrackedRun("together", "r", attempt=1), sys.argv[2])
+for step in range(1, 301):
+    tracker.log(step, {"loss": step})
+tracker.close("FINISHED")
 sys.exit(f"reached for the network: {connections}" if connections else 0)
 """
 
@@ -290,14 +295,14 @@ def test_training_does_not_wait_for_an_mlflow_that_is_not_there(tmp_path, uri, c
 def test_a_run_trains_on_where_mlflow_cannot_be_imported(tmp_path, uri, monkeypatch, caplog):
     monkeypatch.delattr("pretrain.training.tracking.feeder", raising=False)  # as before its first use
     monkeypatch.setitem(sys.modules, "pretrain.training.tracking.feeder", None)
-    with start(tmp_path, uri) as tracker:
+    with tracked(tmp_path, uri) as tracker:
         tracker.log(1, {"loss": 1.0})
     assert len(read_metrics(tmp_path)) == 1
     assert any("training continues, will try again" in message for message in caplog.messages)
 
 
 def test_sync_that_fails_says_so(tmp_path):
-    with start(tmp_path, None) as tracker:
+    with tracked(tmp_path, None) as tracker:
         tracker.log(1, {"loss": 1.0})
     (tmp_path / "file").touch()
     with pytest.raises(FailedError, match="sync again"):
@@ -306,7 +311,7 @@ def test_sync_that_fails_says_so(tmp_path):
 
 def test_a_password_is_used_but_neither_recorded_nor_logged(tmp_path, uri, client, caplog):
     parameters = {"data": {"train": [{"corpus": "https://me:hunter2@example.org/c4"}]}}
-    with start(tmp_path / "one", uri, parameters=parameters, tags={"proxy": "http://me:hunter2@proxy"}):
+    with tracked(tmp_path / "one", uri, parameters=parameters, tags={"proxy": "http://me:hunter2@proxy"}):
         pass
     found = client.get_run(FeedState.load(tmp_path / "one").run_id).data
     assert found.params["data.train.0.corpus"] == "https://me:***@example.org/c4"
@@ -342,16 +347,67 @@ def test_feeding_a_run_again_changes_nothing(run_dir, uri, client):
     assert [(one.step, one.value) for one in client.get_metric_history(state.run_id, "train/loss")] == curve
 
 
+def test_a_copied_run_that_trains_is_another_run_in_mlflow_and_a_moved_run_is_not(tmp_path, uri, client):
+    first, copied, moved = (tmp_path / name for name in ("first", "copied", "moved"))
+    with tracked(first, uri) as tracker:
+        tracker.log(10, {"train/loss": 4.0})
+    shutil.copytree(first, copied)
+    with tracked(copied, uri, attempt=2) as tracker:
+        tracker.log(20, {"train/loss": 3.0})
+    with tracked(copied, uri, attempt=3) as tracker:
+        tracker.log(30, {"train/loss": 2.0})
+    assert points(client, copied, "train/loss") == [(10, 4.0), (20, 3.0), (30, 2.0)]
+    of_first = run_id(first)
+    assert points(client, first, "train/loss") == [(10, 4.0)]
+    first.rename(moved)
+    with tracked(moved, uri, attempt=2) as tracker:
+        tracker.log(20, {"train/loss": 3.5})
+    assert run_id(moved) == of_first
+    assert points(client, moved, "train/loss") == [(10, 4.0), (20, 3.5)]
+
+
+def test_a_run_keeps_its_place_in_mlflow_where_its_directory_has_two_names_or_is_not_recorded(tmp_path):
+    def key(run_dir):
+        start(run_dir, None).close("FINISHED")
+        return json.loads((run_dir / "tracking.json").read_text())["key"]
+
+    of_run = key(tmp_path / "run")
+    (tmp_path / "link").symlink_to(tmp_path / "run")
+    description = json.loads((tmp_path / "run/tracking.json").read_text())
+    description["directory"] = str(tmp_path / "link")
+    (tmp_path / "run/tracking.json").write_text(json.dumps(description))
+    assert key(tmp_path / "run") == of_run
+    del description["directory"]
+    (tmp_path / "run/tracking.json").write_text(json.dumps(description))
+    assert key(tmp_path / "run") == of_run
+
+
+def test_rows_after_those_that_a_power_cut_took_are_sent(tmp_path, uri, client):
+    """mlflow.json survived, and counts rows that metrics.jsonl lost."""
+    with tracked(tmp_path, uri) as tracker:
+        for step in (10, 20, 30):
+            tracker.log(step, {"loss": 1 / step})
+    metrics = tmp_path / "metrics.jsonl"
+    first = metrics.read_bytes().splitlines(keepends=True)[0]
+    assert FeedState.load(tmp_path).offset == metrics.stat().st_size
+    metrics.write_bytes(first)
+    with tracked(tmp_path, uri, attempt=2) as tracker:
+        for step in (20, 30, 40):
+            tracker.log(step, {"loss": 2 / step})
+    of_both = [(10, 1 / 10), (20, 1 / 20), (20, 2 / 20), (30, 1 / 30), (30, 2 / 30), (40, 2 / 40)]
+    assert sorted(points(client, tmp_path, "loss")) == of_both
+
+
 def test_tables_are_what_mlflow_itself_would_log_and_pictures_are_artifacts(tmp_path, uri, client):
     mlflow.set_tracking_uri(uri)  # which `load_table` asks
     figure = matplotlib.figure.Figure(figsize=(2, 1))
     figure.add_subplot().plot([1, 2])
     rows = [{"given": "a <extra_id_0>", "written": "a b"}, {"given": "c", "written": None}]
-    with Tracker(tmp_path, TrackedRun("pages", "r", attempt=1), None):
-        record.keep(
-            record.directory(tmp_path), 5, EvalResult(tables={"samples": rows}, images={"attention/layer-1": figure})
-        )
-        record.keep(record.directory(tmp_path), 10, EvalResult(tables={"samples": rows}))
+    start(tmp_path, None).close("FINISHED")
+    record.keep(
+        record.directory(tmp_path), 5, EvalResult(tables={"samples": rows}, images={"attention/layer-1": figure})
+    )
+    record.keep(record.directory(tmp_path), 10, EvalResult(tables={"samples": rows}))
     sync(tmp_path, uri)
     state = FeedState.load(tmp_path)
     table = client.load_table(state.experiment_id, "evaluation/samples.json", [state.run_id])
@@ -395,9 +451,9 @@ def test_mlflow_samples_each_machine_of_a_run(tmp_path, uri, client):
     """Both machines are this one; the second attempt is on one machine."""
     names = ("cpu_utilization_percentage", "system_memory_usage_megabytes", "disk_usage_percentage")
     nodes = ("node-1", "node-2")
-    with start(tmp_path, uri), sampling(tmp_path, uri, *nodes):
+    with tracked(tmp_path, uri), sampling(tmp_path, uri, *nodes):
         two = sampled(client, tmp_path, *(f"system/{node}/{one}" for node in nodes for one in names))
-    with start(tmp_path, uri, attempt=2), sampling(tmp_path, uri, None):
+    with tracked(tmp_path, uri, attempt=2), sampling(tmp_path, uri, None):
         one = sampled(client, tmp_path, *(f"system/{name}" for name in names))
     assert {steps[0] for steps in two} == {0}
     assert min(steps[0] for steps in one) > 0  # the first attempt's steps are continued
@@ -408,7 +464,7 @@ def test_mlflow_samples_each_machine_of_a_run(tmp_path, uri, client):
 def test_samples_begin_again_when_a_server_comes_back(tmp_path, serve, caplog):
     server, run, cpu = serve(), tmp_path / "run", "system/cpu_utilization_percentage"
     client = MlflowClient(serve.uri)
-    with start(run, serve.uri) as tracker, sampling(run, serve.uri, None):
+    with tracked(run, serve.uri) as tracker, sampling(run, serve.uri, None):
         (before,) = sampled(client, run, cpu)
         server.kill()
         tracker.log(1, {"loss": 1.0})
