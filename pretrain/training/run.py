@@ -163,7 +163,7 @@ def _kernel_cache() -> Path:
     with contextlib.suppress(FileExistsError):  # no folder
         usual.mkdir(mode=0o700, exist_ok=True)
     found = usual.lstat()
-    writers = found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
-    if stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and not writers:
+    if stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and not found.st_mode & stat.S_IWOTH:
+        usual.chmod(0o700)
         return usual
     return Path(tempfile.mkdtemp(prefix=f"{usual.name}-"))
