@@ -134,9 +134,9 @@ def run_tasks(requests: LmEvalRequests, settings: LmEvalSettings) -> tuple[EvalR
         os.environ.setdefault(name, value)
     try:
         with _quiet():
-            from datasets.exceptions import DatasetGenerationError
+            from datasets.exceptions import DatasetGenerationError  # lm_eval's, an extra, which takes 2 s
             from jinja2 import TemplateError
-            from lm_eval.api.model import LM  # an extra, which takes 2 s
+            from lm_eval.api.model import LM
             from lm_eval.evaluator import simple_evaluate
             from lm_eval.tasks import TaskManager
             from lm_eval.utils import make_table

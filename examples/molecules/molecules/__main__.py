@@ -81,7 +81,7 @@ def _check(
         for name, value in found.items():
             print(f"  {name:<12} {value:.4f}")
         if out is not None:
-            row = {"samples": path.name, "molecules": len(smiles), **found}
+            row: dict[str, object] = {"samples": path.name, "molecules": len(smiles), **found}
             with out.open("a", encoding="utf-8", newline="") as file:
                 csv.DictWriter(file, heading, lineterminator="\n").writerow(row)
 
