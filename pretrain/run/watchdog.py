@@ -62,7 +62,8 @@ def mark(step: int | None = None) -> None:
 
 
 def starting() -> None:
-    """From now to the end of the next step, the limit is `start_seconds`. For starts, and before loading."""
+    """From now to the end of the next step, the limit is `start_seconds`. For starts, and before a checkpoint is
+    verified or loaded."""
     _set("compiling", False)
     _set("starting", True)
 
