@@ -85,9 +85,9 @@ $(INSTALLED): pyproject.toml constraints.txt \
 		examples/pii/pyproject.toml \
 		examples/lion/pyproject.toml \
 		examples/molecules/pyproject.toml
-	@test -e $@ || $(PYTHON) -c 'import sys; assert (3, 11) <= sys.version_info < (3, 13)' 2> /dev/null || \
+	@test -x $(BIN)/python || $(PYTHON) -c 'import sys; assert (3, 11) <= sys.version_info < (3, 13)' 2> /dev/null || \
 		{ echo "PYTHON=$(PYTHON): expected Python 3.11 or 3.12, as in: make install PYTHON=python3.12" >&2; exit 1; }
-	test -e $@ || $(PYTHON) -m venv --clear $(VENV) # also what a failed installation left
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); exit 1; }
 	$(BIN)/python -m pip install --quiet --no-compile --no-deps --requirement constraints.txt # all at once: pip need not search
 	$(BIN)/python -m pip install --quiet --no-compile --no-build-isolation --constraint constraints.txt \
 		--editable ".[dev]" \

@@ -77,9 +77,9 @@ def _attempt(runs: Sequence[Result], baseline: Sequence[Result], track: Track) -
     loss, seconds, text_loss, input_worth = (
         Spread.of(_values(runs, name)) for name in ("validation_loss", track.clock, "text_loss", "input_worth")
     )
-    if loss is None or seconds is None:
-        return None
     first, is_baseline = runs[0], runs[0].row == track.baseline
+    if loss is None or seconds is None or first.parameters is None:
+        return None
     p, fewest = None if is_baseline else _p(runs, baseline, track), loss.number
     if track.baseline:
         fewest = min(fewest, len(baseline))

@@ -1,6 +1,5 @@
 """What `make` does before it runs anything of this project."""
 
-import os
 import subprocess
 from pathlib import Path
 
@@ -12,6 +11,7 @@ ROOT = Path(__file__).parents[1]
 FAKE = """#!/bin/sh
 if [ "$1" = -c ]; then exit 0; fi
 echo "$@" >> said
+if [ "$2" = venv ]; then mkdir -p .venv/bin; touch .venv/bin/python; fi
 exit 9
 """
 
@@ -39,18 +39,18 @@ def test_another_python_than_3_11_and_3_12_is_one_line_and_nothing_is_installed(
     assert not (folder / ".venv").exists()
 
 
-def test_what_a_failed_installation_left_is_made_anew(folder):
+def test_a_failed_venv_is_removed_and_a_users_own_is_kept(folder):
     (folder / "python").write_text(FAKE)
     (folder / "python").chmod(0o755)
-    (folder / ".venv/bin").mkdir(parents=True)
+    assert make(folder, "install", "PYTHON=./python").returncode == 2
+    assert not (folder / ".venv").exists()
+    (folder / ".venv/bin").mkdir(parents=True)  # as by uv
     (folder / ".venv/bin/python").symlink_to(folder / "python")
     assert make(folder, "install", "PYTHON=./python").returncode == 2
-    (folder / ".venv/.installed").touch()
-    os.utime(folder / ".venv/.installed", (0, 0))  # older than pyproject.toml: the installation is brought up to date
-    assert make(folder, "install", "PYTHON=./python").returncode == 2
     first, second = (folder / "said").read_text().splitlines()
-    assert first == "-m venv --clear .venv"
+    assert first == "-m venv .venv"
     assert second.startswith("-m pip install ")
+    assert (folder / ".venv/bin/python").exists()
 
 
 @each(
