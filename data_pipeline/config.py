@@ -116,11 +116,22 @@ class SplitConfig(Section):
     validation_fraction: float = Field(0.001, ge=0, lt=1)
     """The share that is held out for validation: of the documents (`hash`), or of the bytes."""
 
+    @field_validator("validation_fraction")
+    @classmethod
+    def _holds_something_out(cls, share: float) -> float:
+        if share and not _as_fraction(share):
+            raise ValueError(f"{share} holds nothing out; expected 0, or at least 1e-9")
+        return share
+
     @property
     def ratio(self) -> tuple[int, int]:
         """(p, q): a document is held out if md5 mod q < p. 0.001 gives TFDS's rule, md5 mod 1000 == 0."""
-        fraction = Fraction(str(self.validation_fraction)).limit_denominator(1_000_000)
-        return fraction.numerator, fraction.denominator
+        return _as_fraction(self.validation_fraction).as_integer_ratio()
+
+
+def _as_fraction(share: float) -> Fraction:
+    """The fraction nearest to `share` whose denominator is at most 1e9."""
+    return Fraction(str(share)).limit_denominator(10**9)
 
 
 class RowsConfig(Section):

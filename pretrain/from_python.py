@@ -113,9 +113,10 @@ def experiment(
     if at_once is not None:
         at_once = arguments.integer("at_once", at_once, 1, MOST_RUNS)
     folder, changes = path_of(directory), as_overrides(overrides)
+    place = arguments.local_path(out) if out else None
     if isinstance(folder, Mapping):
         raise UserError("directory: expected a folder of run files, got keys and values")
-    outcome = run_experiment.experiment(folder, seeds, budget, at_once, Path(out) if out else None, changes)
+    outcome = run_experiment.experiment(folder, seeds, budget, at_once, place, changes)
     if outcome.code not in (0, STOPPED):
         raise FailedError(f"{outcome.out}: a run has failed; the log beside its directory says why")
     return pd.read_csv(outcome.out / "runs.csv")

@@ -6,8 +6,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from data_pipeline.base import arguments, paths
-from data_pipeline.base.errors import UserError
+from data_pipeline.base import arguments
 from data_pipeline.corpus.tokenizer import Tokenizer
 from pretrain import export, models
 from pretrain.engine.checkpoint.index import checkpoint_in
@@ -82,8 +81,9 @@ class PretrainedModel(nn.Module):
             answers = answers_of(trained, prompts, checked_settings, batch_size, samples, allowed)
             if output is None:
                 return list(answers.following(0))
-            write_answers(Path(output), answers)
-            return read_answers(Path(output), answers)
+            path = arguments.local_path(output)
+            write_answers(path, answers)
+            return read_answers(path, answers)
         finally:
             self.train(training)
 
@@ -100,7 +100,7 @@ def answers_of(
     tokenizer, outputs = trained.tokenizer, None
     bos = bos_of(tokenizer.vocabulary, models.FAMILIES[trained.model.config.family], trained.objective)
     if isinstance(allowed, str | Path):
-        outputs = AllowedOutputs.read(Path(allowed), tokenizer, bos)
+        outputs = AllowedOutputs.read(arguments.local_path(allowed), tokenizer, bos)
     elif allowed is not None:
         outputs = AllowedOutputs(allowed, tokenizer, bos)
     return Answers(trained, texts, settings, batch_size, samples, outputs)
@@ -112,11 +112,7 @@ def load(path: str | Path, /) -> tuple[PretrainedModel, Tokenizer]:
     `path`: a run's directory (its latest checkpoint), a checkpoint, or a directory that transformers saved. Raises
     UserError if `path` is none of these or the model isn't supported, FailedError if a file is damaged.
     """
-    try:
-        directory = Path(paths.local(str(path)))
-    except ValueError as error:
-        raise UserError(str(error)) from None
-    trained = open_model(directory)
+    trained = open_model(arguments.local_path(path))
     return PretrainedModel(trained), trained.tokenizer
 
 

@@ -32,7 +32,7 @@ class Run:
     directory: Path
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "directory", Path(str(self.directory)))
+        object.__setattr__(self, "directory", arguments.local_path(self.directory))
         if not self.directory.is_dir():
             raise UserError(f"{self.directory}: no such directory; give a run directory")
 

@@ -1,5 +1,7 @@
 """What functions for Python code say of wrong arguments, that a str is one text, and what objects say of themselves."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -10,6 +12,7 @@ import pretrain
 from data_pipeline.loading.batch_layout import IGNORE_INDEX
 from pretrain.engine.checkpoint.trained import TrainedModel
 from pretrain.models import build, parse
+from pretrain.tools.experiment import run_experiment
 from pretrain.training.callback import Callback
 from tests.support.runs import MODEL
 from tests.support.tables import each
@@ -21,11 +24,33 @@ def untrained(corpus: data_pipeline.Corpus) -> pretrain.PretrainedModel:
     return pretrain.PretrainedModel(TrainedModel(model, corpus.tokenizer))
 
 
+def test_a_tilde_in_a_path_is_the_home_directory(small_corpus, tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "run").mkdir()
+    assert pretrain.Run("~/run").directory == tmp_path / "run"
+    (tmp_path / "allowed.txt").write_text("The Work\n")
+    untrained(data_pipeline.open(small_corpus)).generate("a", allowed="~/allowed.txt", output="~/answers.jsonl")
+    assert (tmp_path / "answers.jsonl").exists()
+    (tmp_path / "exp").mkdir()
+    (tmp_path / "exp/runs.csv").write_text("row\na\n")
+
+    def of_nothing(*given: Any) -> run_experiment.Outcome:
+        return run_experiment.Outcome(0, given[4])
+
+    monkeypatch.setattr(run_experiment, "experiment", of_nothing)
+    assert len(pretrain.experiment("configs:speedrun/mini", out="~/exp")) == 1
+
+
 @each(
     "call, said",
     [
         (lambda: pretrain.load("nowhere"), "nowhere"),
         (lambda: pretrain.Run(None), "None: no such directory"),
+        (lambda: pretrain.Run("s3://bucket/run"), "s3://bucket/run is a URL; expected a path on this machine"),
+        (
+            lambda: pretrain.experiment("configs:speedrun/mini", out="s3://bucket/run"),
+            "s3://bucket/run is a URL; expected a path on this machine",
+        ),
         *(
             (
                 lambda number=number: launch.local("configs:runs/quickstart.yaml", ranks=number),

@@ -2,8 +2,10 @@
 
 import operator
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
+from data_pipeline.base import paths
 from data_pipeline.base.errors import UserError
 
 _LARGEST = 2**63 - 1
@@ -23,6 +25,17 @@ def integer(name: str, given: Any, least: int, most: int = _LARGEST) -> int:
 def seed(given: Any) -> int:
     """`given` as the `seed` of a config: an integer of 64 bits."""
     return integer("seed", given, -(2**63))
+
+
+def local_path(given: str | Path) -> Path:
+    """`given` as a path on this machine; a leading `~` or `~user` becomes the home directory.
+
+    Raises UserError for a URL, an empty path and a user who has no home directory.
+    """
+    try:
+        return Path(paths.local(str(given)))
+    except ValueError as error:
+        raise UserError(str(error)) from None
 
 
 def token_ids(given: Any, size: int) -> list[int]:

@@ -4,6 +4,7 @@ Also gives the meaning and the allowed values of each key, for messages and docs
 """
 
 import ast
+import contextlib
 import difflib
 import functools
 import inspect
@@ -18,7 +19,7 @@ from pathlib import Path
 from typing import Annotated, Any, ClassVar, NamedTuple, TypeVar, get_args, get_origin
 
 import yaml
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from pydantic import (
     AfterValidator,
@@ -53,7 +54,7 @@ _KINDS = {
     "schedule": "name",
     "model": "family",
 }
-_DEFAULT_KINDS = {"tokenizer": "sentencepiece"}
+_DEFAULT_KINDS = {"tokenizer": "sentencepiece", "optimizer": "adamw", "schedule": "cosine"}
 _LIMITS = {
     "minimum": "≥",
     "exclusiveMinimum": ">",
@@ -250,23 +251,31 @@ def _merged(config: Given, overrides: Sequence[str], schema: type[Section]) -> D
         merged = _extended(given, _name(config), (), schema)
     else:
         merged = _read(Path(config), (), schema)
+    updates = []
     for override in overrides:
         key, equals, value = override.partition("=")
         if not equals or not key:
             raise UserError(f"{override!r}: an override has the form section.key=value")
-        try:
+        with _applying(override):
             _refuse_ambiguous(value, repr(override))
-            update = OmegaConf.from_dotlist([override])
-            _forget_other_kinds(merged, update)
+            updates.append(OmegaConf.from_dotlist([override]))
+            _forget_other_kinds(merged, updates[-1])
+    for override, update in zip(overrides, updates, strict=True):
+        with _applying(override):
             if (new := _with_new_names(update, schema, "")) is not update:
                 merged.merge_with(new)
             else:
                 merged.merge_with_dotlist([override])  # an index in its key selects an item of a list
-        except UserError:
-            raise
-        except (OmegaConfBaseException, YAMLError, ValueError, IndexError, TypeError) as error:
-            raise UserError(f"{override!r}: can't be applied: {one_line(error)}") from None
     return merged
+
+
+@contextlib.contextmanager
+def _applying(override: str) -> Iterator[None]:
+    """Raises UserError, which names `override`, for an error of the block."""
+    try:
+        yield
+    except (OmegaConfBaseException, YAMLError, ValueError, IndexError, TypeError) as error:
+        raise UserError(f"{override!r}: can't be applied: {one_line(error)}") from None
 
 
 def merged(config: Given, overrides: Sequence[str], schema: type[Section]) -> str:
@@ -344,8 +353,7 @@ def _scalars(node: Node | None, key: str = "") -> Iterator[tuple[str, ScalarNode
 
 def _extended(config: DictConfig, path: Path, seen: tuple[Path, ...], schema: type[Section]) -> DictConfig:
     """The `config` in the file at `path`, merged with what it extends."""
-    bases = config.pop("extends", [])
-    bases = [bases] if isinstance(bases, str) else bases
+    bases = _bases(config, path)
     try:
         parents = [path.parent / paths.config(base) for base in bases]
     except ValueError as error:
@@ -356,6 +364,19 @@ def _extended(config: DictConfig, path: Path, seen: tuple[Path, ...], schema: ty
         _forget_other_kinds(merged, part)
         merged.merge_with(part)
     return merged
+
+
+def _bases(config: DictConfig, path: Path) -> list[str]:
+    """Removes `extends` from the `config` in the file at `path`, and returns the files that it names."""
+    try:
+        given = config.pop("extends", None)
+        bases = [] if given is None else [*given] if isinstance(given, ListConfig) else [given]
+    except OmegaConfBaseException as error:
+        raise UserError(f"{path}: extends: {one_line(error)}") from None
+    for base in bases:
+        if not isinstance(base, str):
+            raise UserError(f"{path}: extends: expected a path or a list of paths, got {base!r}")
+    return bases
 
 
 def _with_new_names(config: DictConfig, schema: type[Section], where: str) -> DictConfig:

@@ -194,6 +194,8 @@ class BlockStore:
             mapped = self._mapped(str(self.corpus.directory / shard))
         except OSError as error:
             raise self._damage(number, error.strerror or "can't be read") from None
+        except ValueError:
+            raise self._damage(number, "the file is empty") from None
         if len(mapped) < start + length:  # reading past the end would be a bus error
             raise self._damage(number, f"the file ends at byte {len(mapped)}")
         return mapped[start : start + length]

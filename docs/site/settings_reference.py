@@ -34,7 +34,8 @@ where each key's meaning stands below its field.
 Keys are written as on the command line, where `checkpoint.every_steps=500` sets one; a number is the index in a list,
 from 0. A key without a default is **required**; a section without one has the defaults of its keys. `null` empties a
 list that is empty by default and that an extended file fills. Keys with the same meaning share a line, and the line
-names the kinds that have the key.
+names the kinds that have the key. Another kind of a section, such as another `schedule.name`, empties the section that
+files have filled; overrides are applied after that, in any order.
 
 At the top of a file, `extends: [other.yaml]` names files to start from, by paths relative to it or, if they ship with
 the package, as `configs:models/t5-v1.1-base.yaml`. They are merged in order, the file itself last. `${samples:}` stands

@@ -85,7 +85,7 @@ def sized(path: Path, file: LadderFile, run: Path, overrides: Sequence[str]) -> 
 def _tokens_per_row(setup: PreparedRun) -> float:
     """Tokens of text, before any noise, in a training row: what the corpora's manifests count, by the run's mixture."""
     means = [corpus.manifest.splits["train"].tokens / corpus.rows("train") for corpus in setup.training]
-    return sum(share * mean for share, mean in zip(setup.shares.values(), means, strict=True))
+    return sum(share * mean for (_, share), mean in zip(setup.shares, means, strict=True))
 
 
 def _sized(rung: Rung, setup: PreparedRun, overrides: Sequence[str], tokens_per_parameter: float) -> SizedRung:

@@ -24,7 +24,7 @@ AnswerMetric = Literal[
     "rougeLsum",
     "rank_accuracy",
 ]
-_INPUTS_ARE_TARGETS = ("causal_lm", "causal_infilling", "full_lm", "in_one_row", "masked_lm")
+_INPUTS_ARE_TARGETS = ("causal_lm", "causal_infilling", "in_one_row", "masked_lm")
 
 
 class HookSettings(Section):
@@ -78,10 +78,13 @@ class InputUseSettings(HookSettings):
     """Maximum number of held-out rows of each corpus to evaluate."""
 
     def problems(self, held_out: Mapping[str, str]) -> list[str]:
-        alike = [name for name, objective in held_out.items() if objective.split()[0] in _INPUTS_ARE_TARGETS]
-        return [
-            f"hook: inputs of {name} are its targets ({held_out[name]}), so none can be exchanged" for name in alike
-        ]
+        problems = []
+        for name, objective in held_out.items():
+            if objective == "full_lm":
+                problems.append(f"hook: {name} has no input (full_lm), so none can be exchanged")
+            elif objective.split()[0] in _INPUTS_ARE_TARGETS:
+                problems.append(f"hook: inputs of {name} are its targets ({objective}), so none can be exchanged")
+        return problems
 
 
 class SamplesSettings(HookSettings):

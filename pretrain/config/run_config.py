@@ -41,7 +41,8 @@ class RunSection(Section):
     directory: LocalPath
     """The directory that the run writes: checkpoints, metrics, logs. It is new, empty, or a run's."""
     seed: int = 0
-    """Seed of all random choices: initial weights, dropout, order of rows, masked spans."""
+    """Seed of initial weights, dropout and the order of rows. The noise of objectives, such as masked spans, is seeded
+    by the corpus's `seed`."""
     max_steps: Steps
     """Number of optimizer steps of the whole run."""
     max_hours: PositiveFloat | None = None

@@ -24,7 +24,8 @@ class ValidationLoss:
     accuracy: the share of target tokens that are the model's likeliest ids.
     unigram_entropy: the entropy of the text tokens. Without context no prediction by token frequencies has a lower
         loss.
-    damaged_rows: the number of rows in damaged blocks, which are left out. Absent if it is 0.
+    damaged_rows: the number of rows without targets: rows in damaged blocks, and rows too short for the objective.
+        Absent if it is 0.
     """
 
     def __init__(self, settings: ValidationLossSettings):
@@ -41,7 +42,7 @@ class ValidationLoss:
 
 
 def _lines(name: str, corpus: Corpus, metrics: dict[str, float]) -> Iterator[str]:
-    """A line that compares the loss on text with predictions without context, and a warning if rows are damaged."""
+    """A line that compares the loss on text with predictions without context, and a warning of rows without targets."""
     loss, text, unigrams = (metrics[metric] for metric in _METRICS)
     size = corpus.tokenizer.vocab_size
     yield (
@@ -50,8 +51,8 @@ def _lines(name: str, corpus: Corpus, metrics: dict[str, float]) -> Iterator[str
     )
     if damaged := metrics.get("damaged_rows"):
         yield (
-            f"warning: validation on {name}: {damaged:.0f} of {corpus.rows('validation')} rows are damaged and "
-            f"left out; data-pipeline verify {corpus.location} names their blocks"
+            f"warning: validation on {name}: {damaged:.0f} of {corpus.rows('validation')} rows have no targets "
+            f"(damaged, or too short for the objective); data-pipeline verify {corpus.location} names damaged blocks"
         )
 
 

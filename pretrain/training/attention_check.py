@@ -23,7 +23,7 @@ from pretrain.engine.ranks import min_over_ranks
 from pretrain.models import ModelConfig
 from pretrain.models.functional.attention_backends import apart, use, using
 from pretrain.models.kernels import Form, OperatorArguments
-from pretrain.training.micro_batch import full_rows
+from pretrain.training.micro_batch import examples_per_row, full_rows
 from pretrain.training.prepare import PreparedRun
 
 _ROWS = 2  # of each form: a program of the kernels works on one head of one row
@@ -57,7 +57,7 @@ def choose_attention(run: PreparedRun, device: torch.device) -> str | None:
 def _rows(run: PreparedRun) -> Iterator[Batch]:
     """The longest rows that the run may have, and the first rows of the run."""
     plan = replace(run.plan, measured=min(_ROWS, run.plan.share))
-    yield full_rows(run, plan.micro_batch)
+    yield full_rows(run, plan.micro_batch, examples_per_row(run))
     yield TrainingBatches(run.stream, plan.layout)[0].batch
 
 

@@ -88,13 +88,13 @@ def _conditions(run: PreparedRun, engine: Engine) -> dict[str, Any]:
 
 
 def _fastest(run: PreparedRun, engine: Engine) -> int:
-    fitting = _fitting(run, engine)
+    each = examples_per_row(run)
+    fitting = _fitting(run, engine, each)
     if engine.device.type != "cuda":  # on a CPU a larger micro-batch is hardly slower, and times vary more than that
         return fitting[-1]
-    each = _examples_per_row(run)
     microseconds: dict[int, float] = {}
     for rows in fitting[-TIMED:]:
-        batch = on_gpu(full_rows(run, -(-rows // each), masked=False), engine.device)
+        batch = on_gpu(full_rows(run, -(-rows // each), each, masked=False), engine.device)
         if _fits(run, engine, batch):
             # all ranks must choose the same size: the slowest rank decides
             microseconds[rows] = float(max_over_ranks(_microseconds(engine, batch)))
@@ -144,12 +144,12 @@ def _microseconds(engine: Engine, batch: Batch) -> int:
     return round(1e6 * statistics.median(taken[1:]))
 
 
-def _fitting(run: PreparedRun, engine: Engine) -> list[int]:
+def _fitting(run: PreparedRun, engine: Engine, of_each: int) -> list[int]:
     """The micro-batch sizes that fit into the memory of the rank with the least memory, ascending: divisors of a rank's
-    share."""
-    share, of_each = run.plan.share, _examples_per_row(run)
+    share. `of_each`: `examples_per_row`."""
+    share = run.plan.share
     few, more = (min(rows, -(-share // of_each)) for rows in PROBES)
-    rows = full_rows(run, more)
+    rows = full_rows(run, more, of_each)
     memory = DeviceMemory(engine.device)
     free = SAFE * memory.free() - _to_come(run, engine)
     if not _fits(run, engine, rows):  # the first pass also allocates kernels and buffers of collectives, once
@@ -180,12 +180,11 @@ def _to_come(run: PreparedRun, engine: Engine) -> int:
     return copied if engine.optimizer.state else copied + engine.state_bytes
 
 
-def full_rows(run: PreparedRun, count: int, masked: bool = True) -> Batch:
+def full_rows(run: PreparedRun, count: int, each: int, masked: bool = True) -> Batch:
     """`count` rows of tensors, of the greatest width that `data.packing_ratio` and the objectives of the run allow.
 
-    `masked`: with an attention mask, which takes memory, even if the rows need none.
+    `each`: `examples_per_row`. `masked`: with an attention mask, which takes memory, even if the rows need none.
     """
-    each = _examples_per_row(run)
     inputs, targets = (width_of(each * length) if each > 1 else length for length in run.lengths)
     batch = {name: tensor[:count] for name, tensor in _first_rows(run, count * each).items()}
     if masked:
@@ -193,7 +192,7 @@ def full_rows(run: PreparedRun, count: int, masked: bool = True) -> Batch:
     return widened(batch, inputs, targets, fill={})  # padded labels, 0, count: their logits take memory
 
 
-def _examples_per_row(run: PreparedRun) -> int:
+def examples_per_row(run: PreparedRun) -> int:
     """Maximum number of the run's rows in a row of a tensor: `data.packing_ratio`, or 1 if corpora are packed."""
     packed = min(run.stream.pack, run.plan.share)
     return packed if len(_first_rows(run, packed)["labels"]) == 1 else 1

@@ -81,10 +81,10 @@ class PreparedRun:
         )
 
     @property
-    def shares(self) -> dict[str, float]:
-        """The share of the training rows that comes from each corpus, by its name."""
+    def shares(self) -> list[tuple[str, float]]:
+        """Each training corpus's name, which others may have too, and its share of the rows."""
         weights = self.stream.weights
-        return {corpus.name: weight / sum(weights) for corpus, weight in zip(self.training, weights, strict=True)}
+        return [(corpus.name, weight / sum(weights)) for corpus, weight in zip(self.training, weights, strict=True)]
 
     def tokens(self, position: int) -> float:
         """Corpus tokens in the run's first `position` rows. A row counts with the mean length of its corpus's rows."""
@@ -360,6 +360,9 @@ def _objective_problems(key: str, corpora: list[Corpus], cut: bool = False) -> l
             continue
         if rows.apply_at == "build":
             problems.append(f"{corpus.location} was built with apply_at: build; its objective can't change")
+        elif rows.packing not in (packings := objective.as_cut.packings):
+            found = f"but {corpus.location} was built with {rows.packing}"
+            problems.append(f"{objective.full_name} needs rows.packing {' or '.join(packings)}, {found}")
         elif objective.raw_length != rows.raw_length and not (
             cut and not objective.columns and rows.raw_length % objective.raw_length == 0
         ):
@@ -374,15 +377,18 @@ def _objective_problems(key: str, corpora: list[Corpus], cut: bool = False) -> l
 
 def _way_out(key: str, objective: Objective, corpus: Corpus) -> str:
     """How to make an objective and a corpus fit that have rows of different lengths."""
-    if fitted := objective.for_rows_of(corpus.manifest.rows.raw_length):
+    rows = corpus.manifest.rows
+    fitted = objective.for_rows_of(rows.raw_length)
+    if fitted and (not fitted.columns or fitted.as_cut == rows.objective):
         return f"with {key}='{_flow(fitted)}' it fits"
-    rows = f"rows.objective='{_flow(objective)}'"
-    return f"build rows for it: data-pipeline build the corpus file with {rows} and another `output`"
+    # null first, or keys of the corpus file's own objective would stay
+    changes = f"rows.objective=null rows.objective='{_flow(objective.as_cut)}'"
+    return f"build rows for it: data-pipeline build the corpus file with {changes} and another `output`"
 
 
 def _flow(objective: Objective) -> str:
-    """An objective as YAML in one line."""
-    settings = {"name": objective.name, **objective.model_dump(mode="json", exclude_defaults=True)}
+    """An objective as YAML in one line, with the keys that were set."""
+    settings = {"name": objective.name, **objective.model_dump(mode="json", exclude_unset=True)}
     return yaml.safe_dump(settings, default_flow_style=True, width=float("inf"), sort_keys=False).strip()
 
 

@@ -134,7 +134,7 @@ class Objective(Section):
         """The same objective for rows of this many tokens; None if no value of its key `length` or `inputs_length`
         gives such rows."""
         key = next((one for one in ("length", "inputs_length") if one in type(self).model_fields), None)
-        settings, low, high = self.model_dump(), 1, 2 * tokens
+        settings, low, high = self.model_dump(exclude_unset=True), 1, 2 * tokens
         while key and low <= high:  # a row has more tokens, the larger its length
             middle = (low + high) // 2
             try:
@@ -198,7 +198,7 @@ def together(parts: list[tuple[np.ndarray, Examples]], pad: int) -> Examples:
     """Merges parts, each with the indices (k,) of its rows in the result.
 
     If only some parts have segments, predictions or a prefix mask, the other parts get the values that mean the same as
-    none. Raises ValueError if another optional array is in some parts only.
+    none.
     """
     for name, absent in _ABSENT.items():
         if len({name in part.optional for _, part in parts}) == 2:
@@ -206,8 +206,6 @@ def together(parts: list[tuple[np.ndarray, Examples]], pad: int) -> Examples:
     optional = {}
     for name in _OPTIONAL:
         arrays = [(indices, part.optional[name]) for indices, part in parts if name in part.optional]
-        if 0 < len(arrays) < len(parts):
-            raise ValueError(f"{name}: examples with and without it can't be merged")
         if arrays:
             optional[name] = _scattered(arrays, 0)
     inputs = _merged([(indices, part.inputs) for indices, part in parts], pad)

@@ -108,6 +108,10 @@ class InOneRow(Objective):
     def sentinels(self) -> int:
         return self.of.sentinels
 
+    def for_rows_of(self, tokens: int) -> Objective | None:
+        of = self.of.for_rows_of(tokens)
+        return InOneRow.model_validate({"name": self.name, "of": of}) if of else None
+
     def problems(self, vocabulary: Vocabulary) -> list[str]:
         return self.of.problems(vocabulary)
 

@@ -121,7 +121,7 @@ class Reporting(Callback):
         if run.initial_weights:
             report.say(f"starts from the weights in {run.initial_weights}")
         if config.data.mixing:
-            shares = ", ".join(f"{100 * share:.3g} % of {name}" for name, share in run.shares.items())
+            shares = ", ".join(f"{100 * share:.3g} % of {name}" for name, share in run.shares)
             report.say(f"a mixture, in rows: {shares}")
         for line in run.warnings:
             report.warn(line)

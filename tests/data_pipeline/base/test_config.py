@@ -144,6 +144,52 @@ def test_a_file_that_extends_another_has_the_last_word_and_another_kind_of_a_sec
         load(corpus_file, [], CorpusConfig)
 
 
+def test_overrides_of_a_kind_and_of_its_keys_have_any_order(tmp_path):
+    (tmp_path / "run.yaml").write_text(f"{RUN}schedule: {{name: linear, warmup_steps: 7, final_learning_rate: 0.0}}\n")
+    overrides = ["schedule.warmup_steps=100", "schedule.name=inverse_square_root", "optimizer.learning_rate=0.5"]
+    overrides.append("optimizer.name=adafactor")
+    first, second = (load(tmp_path / "run.yaml", order, RunConfig) for order in (overrides, overrides[::-1]))
+    assert first == second
+    assert (first.schedule.name, first.schedule.warmup_steps) == ("inverse_square_root", 100)
+    assert (first.optimizer.name, first.optimizer.learning_rate) == ("adafactor", 0.5)
+
+
+def test_a_section_without_a_kind_is_of_the_default_kind_in_a_file_that_extends_it(tmp_path):
+    (tmp_path / "run.yaml").write_text(RUN.replace("name: adamw, ", "betas: [0.9, 0.95], ") + SCHEDULE)
+    for name in ("cosine", "inverse_square_root"):
+        child = {"extends": str(tmp_path / "run.yaml"), "schedule": {"name": name}}
+        kept = load(child, [], RunConfig).schedule.warmup_steps
+        assert kept == (9 if name == "cosine" else 0)
+    with pytest.raises(UserError, match=r"optimizer\.learning_rate: missing") as missing:
+        load(tmp_path / "run.yaml", ["optimizer.name=adafactor"], RunConfig)
+    assert "betas" not in str(missing.value)
+
+
+@each(
+    "given, said",
+    [
+        ("", None),
+        ("null", None),
+        ("[]", None),
+        ("[null]", "expected a path or a list of paths, got None"),
+        ("7", "expected a path or a list of paths, got 7"),
+        ("{a: b}", "expected a path or a list of paths, got {'a': 'b'}"),
+        ("'${oc.env:NOT_SET_ANYWHERE}'", "Environment variable 'NOT_SET_ANYWHERE' not found"),
+        ("['${oc.env:NOT_SET_ANYWHERE}']", "Environment variable 'NOT_SET_ANYWHERE' not found"),
+    ],
+)
+def test_extends_is_a_path_or_a_list_of_paths(corpus_file, given, said):
+    corpus_file.write_text(f"{VALID}extends: {given}\n")
+    if said is None:
+        assert load(corpus_file, [], CorpusConfig).name == "a"
+        return
+    with pytest.raises(UserError) as error:
+        load(corpus_file, [], CorpusConfig)
+    (line,) = str(error.value).splitlines()
+    assert line.startswith(f"{corpus_file}: extends: ")
+    assert said in line
+
+
 @each(
     "override, problem",
     [
@@ -163,6 +209,10 @@ def test_a_file_that_extends_another_has_the_last_word_and_another_kind_of_a_sec
         ("sources.0.format=pairs", "rows.objective: span_corruption would lose the targets of the pairs"),
         ("rows.objective.name=span", "rows.objective.name: expected one of span_corruption"),
         ("split.validation_fraction=1.5", "split.validation_fraction"),
+        (
+            "split.validation_fraction=1e-10",
+            "split.validation_fraction: 1e-10 holds nothing out; expected 0, or at least",
+        ),
         ("sources=[]", "sources"),
         ("tokenizer.kind=tokenizer_json", "tokenizer.path: missing"),
         ("tokenizer={kind: bytes, vocab_size: 300}", "tokenizer.vocab_size: unknown key"),
@@ -336,6 +386,7 @@ data: {train: [{corpus: corpora/a}], validation: [{corpus: corpora/a}]}
 batch: {global_batch_size: 8}
 optimizer: {name: adamw, learning_rate: 0.001}
 """
+SCHEDULE = "schedule: {warmup_steps: 9, final_learning_rate: 0.00001}\n"
 LOCAL = [
     (CorpusConfig, "tokenizer.path"),
     *((RunConfig, key) for key in ("run.directory", "data.cache.directory", "checkpoint.init_from")),

@@ -199,6 +199,7 @@ def test_rows_of_a_damaged_block_count_for_nothing_and_all_others_are_as_ever(sm
     [
         *((Path.exists, workers, "sha256 differs") for workers in (0, 2)),  # `lost` has flipped a bit
         (lambda shard: os.truncate(shard, 5000), 0, "ends at byte 5000"),
+        (lambda shard: os.truncate(shard, 0), 0, "the file is empty"),
         (Path.unlink, 0, "No such file"),
     ],
 )
@@ -206,6 +207,10 @@ def test_damage_stops_the_stream_and_is_named(copy, lost, damage, workers, said)
     damage(copy / "shards/train/shard-00000.tar")
     with pytest.raises(DamagedInput, match=rf"train/shard-00000\.tar.*{said}"):
         list(TrainingBatches(stream_of(copy), WIDE).loader(STEPS, workers))
+    skipping = TrainingBatches(stream_of(copy, on_damage="skip"), WIDE)
+    assert len(list(skipping.loader(STEPS, workers))) == STEPS
+    assert all(re.search(said, one.reason) for one in skipping.skipped)
+    assert skipping.skipped
 
 
 @each("path, own", [("/dev/shm", True), ("/proc/self", False), ("/sys/kernel", False)])

@@ -84,7 +84,8 @@ def test_shards_are_plain_webdataset_with_every_token_of_every_training_document
 
 def test_the_split_is_tfds_rule():
     """The digest modulo 1000, computed here by hand."""
-    assert [SplitConfig(validation_fraction=one).ratio for one in (0.001, 0.03)] == [(1, 1000), (3, 100)]
+    ratios = {0: (0, 1), 2.7e-7: (27, 10**8), 0.001: (1, 1000), 0.005: (1, 200), 0.03: (3, 100), 1 / 3: (1, 3)}
+    assert {share: SplitConfig(validation_fraction=share).ratio for share in ratios} == ratios
     urls = [f"https://www.example.com/{n}/?utm_source=x" for n in range(5000)]
     held_out = [n for n, url in enumerate(urls) if split_of(url, "", 1, 1000) != "train"]
     by_hand = [n for n in range(5000) if int(md5(f"example.com/{n}".encode()).hexdigest(), 16) % 1000 == 0]

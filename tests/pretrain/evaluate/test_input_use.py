@@ -41,6 +41,15 @@ class Deaf(Copier):
         return {"labels": (1.0 + first_of_spans(labels, self.vocabulary).float()) * (labels != -100)}
 
 
+def test_objectives_without_inputs_of_their_own_are_refused_with_the_reason():
+    held_out = {"a": "causal_lm", "b": "full_lm", "c": "in_one_row of prefix_lm", "d": "prefix_lm"}
+    assert InputUseSettings().problems(held_out) == [
+        "hook: inputs of a are its targets (causal_lm), so none can be exchanged",
+        "hook: b has no input (full_lm), so none can be exchanged",
+        "hook: inputs of c are its targets (in_one_row of prefix_lm), so none can be exchanged",
+    ]
+
+
 @each("subject, rows, of", [(Copier, 1024, "all {all}"), (Deaf, 8, "8 of {all}")])
 def test_the_input_is_worth_what_the_loss_rises_by_another(small_corpus, subject, rows, of):
     """Deaf to its input, a model has the same loss after another; all lines are of the rows that the first names."""

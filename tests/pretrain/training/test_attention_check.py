@@ -139,7 +139,7 @@ def test_rows_that_cant_be_read_are_a_problem_and_no_end(monkeypatch):
     def damaged(*_: Any) -> None:
         raise FailedError("a damaged\nshard")
 
-    monkeypatch.setattr(attention_check, "full_rows", damaged)
+    monkeypatch.setattr(attention_check, "examples_per_row", damaged)
     alone(monkeypatch)
     line = choose_attention(a_run("auto"), CUDA)
     assert attention_backends._backend == "sdpa"

@@ -164,9 +164,9 @@ def test_on_a_gpu_the_largest_sizes_that_fit_are_timed(monkeypatch):
     engine = SimpleNamespace(device=torch.device("cuda"), measure=measure, sharding=Sharding.of(config, 2))
     for name, value in {
         "_fitting": lambda *_: [1, 2, 4, 8, 16, 32, 64],
-        "full_rows": lambda _, rows, masked: rows if not masked else None,  # as most rows of a run
+        "full_rows": lambda _, rows, each, masked: rows if not masked else None,  # as most rows of a run
         "on_gpu": lambda rows, _: rows,
-        "_examples_per_row": lambda _: 1,
+        "examples_per_row": lambda _: 1,
         "_microseconds": microseconds,
         "forget_compiled": lambda: forgotten.append(len(timed)),
         "min_over_ranks": lambda value: value,

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shlex
 import shutil
 from pathlib import Path
 
@@ -162,20 +163,60 @@ def test_objectives_and_micro_batches_fit_the_rows(prepared, small_corpus):
         (line,) = told(prepared, VANILLA, sections={"data": {"train": train, **data}})
         assert line.startswith(expected)
     rows = open_corpus(small_corpus).manifest.rows.raw_length
-    for objective in ("prefix_lm", "full_lm", "iid_denoising", "span_corruption"):
-        given = {"objective": {"name": objective}}
-        (line,) = told(prepared, VANILLA, sections={"data": {"train": train, **given}})
+    in_one_row = {"name": "in_one_row", "of": {"name": "span_corruption", "noise_density": 0.5}}
+    others = [(VANILLA, {"name": name}) for name in ("prefix_lm", "full_lm", "iid_denoising", "span_corruption")]
+    for model, objective in (*others, (DECODER, in_one_row)):
+        (line,) = told(prepared, model, sections={"data": {"train": train, "objective": objective}})
         fitting = yaml.safe_load(line.partition("; with data.objective='")[2].partition("' it fits")[0])
-        prepared(VANILLA, sections={"data": {"train": train, "objective": fitting}})  # isn't refused
+        prepared(model, sections={"data": {"train": train, "objective": fitting}})  # isn't refused
     (line,) = told(prepared, VANILLA, sections={"data": {"train": train, "objective": {"name": "ul2"}}})
     assert line.endswith(
         f"but {small_corpus} has rows of {rows}; build rows for it: data-pipeline build the corpus file with "
-        "rows.objective='{name: ul2}' and another `output`"
+        "rows.objective=null rows.objective='{name: ul2}' and another `output`"
     )
+    pairs = {"name": "text_to_text", "inputs_length": rows}
+    for given, name in ((pairs, "text_to_text"), ({"name": "in_one_row", "of": pairs}, "in_one_row of text_to_text")):
+        assert told(prepared, VANILLA, sections={"data": {"train": train, "objective": given}})[0] == (
+            f"data.objective: {name} needs rows.packing complete_documents or examples, but {small_corpus} was built "
+            "with concatenate"
+        )
     sections = {"batch": {"global_batch_size": 8, "micro_batch_size": 3}}
     assert told(prepared, VANILLA, sections=sections) == [
         "batch.micro_batch_size: 3 doesn't divide a rank's share of 8 rows"
     ]
+
+
+DENSE = {"name": "span_corruption", "inputs_length": 64, "noise_density": 0.6}
+"""No value of `inputs_length` gives rows of 34 tokens."""
+TWO = {"name": "ul2", "denoisers": [{"denoiser": {"name": "span_corruption", "inputs_length": n}} for n in (24, 48)]}
+
+
+@each(
+    "model, objective, own",
+    [
+        (DECODER, {"name": "in_one_row", "of": DENSE}, {"name": "span_corruption", "mean_span_length": 9.0}),
+        (VANILLA, {"name": "ul2"}, TWO),
+        (VANILLA, TWO, {"name": "ul2"}),
+    ],
+)
+def test_the_advice_for_a_corpus_file_gives_the_rows_that_the_objective_needs(
+    prepared, small_corpus, tmp_path, model, objective, own
+):
+    """Keys of `own`, the objective of the corpus file, don't stay."""
+    data = {"train": [{"corpus": str(small_corpus)}], "objective": objective}
+    (line,) = told(prepared, model, sections={"data": data})
+    overrides = shlex.split(line.partition("build the corpus file with ")[2].partition(" and another")[0])
+    file = {"name": "a", "output": "a", "sources": [{"format": "text", "path": "a"}], "rows": {"objective": own}}
+    (tmp_path / "corpus.yaml").write_text(yaml.safe_dump(file))
+    rows = load(tmp_path / "corpus.yaml", overrides, CorpusConfig).rows
+    assert f"needs rows of {rows.objective.raw_length} tokens" in line
+    assert rows.objective == run_config(model=model, data=data).data.objective.as_cut
+
+
+def test_the_shares_of_corpora_of_one_name_are_told_apart(prepared, small_corpus, corpus_built_with_noise):
+    """Both are called "small"."""
+    train = [{"corpus": str(small_corpus), "weight": 3.0}, {"corpus": str(corpus_built_with_noise), "weight": 1.0}]
+    assert prepared(VANILLA, sections={"data": {"train": train}}).shares == [("small", 0.75), ("small", 0.25)]
 
 
 @pytest.mark.slow
@@ -519,11 +560,18 @@ def test_every_shipped_run_file_is_valid_and_fits_its_corpus_file():
     for path in Path("configs/corpora").glob("*.yaml"):
         corpus = load(path, [], CorpusConfig)
         corpora[corpus.output] = corpus
-    files = sorted(Path("configs/runs").glob("*.yaml"))
+    files = sorted([*Path("configs/runs").glob("*.yaml"), *Path("configs/speedrun/gpu").glob("*.yaml")])
     assert files
     for path in files:
+        if path.name == "experiment.yaml":
+            continue
         run = load(path, [], RunConfig)
-        model = run.model
+        model, held_out = run.model, {}
+        for entry in run.data.validation:
+            corpus = corpora[entry.corpus]
+            objective = run.data.held_out_objective(entry) or corpus.rows.objective
+            held_out[entry.name or corpus.name] = objective.full_name
+        assert [problem for hook in run.evaluation for problem in hook.problems(held_out)] == [], path
         for entry in run.data.train:
             corpus = corpora[entry.corpus]
             objective, tokenizer = corpus.rows.objective, corpus.tokenizer
