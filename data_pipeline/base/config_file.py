@@ -54,7 +54,6 @@ _KINDS = {
     "schedule": "name",
     "model": "family",
 }
-_DEFAULT_KINDS = {"tokenizer": "sentencepiece", "optimizer": "adamw", "schedule": "cosine"}
 _LIMITS = {
     "minimum": "≥",
     "exclusiveMinimum": ">",
@@ -259,7 +258,7 @@ def _merged(config: Given, overrides: Sequence[str], schema: type[Section]) -> D
         with _applying(override):
             _refuse_ambiguous(value, repr(override))
             updates.append(OmegaConf.from_dotlist([override]))
-            _forget_other_kinds(merged, updates[-1])
+            _forget_other_kinds(merged, updates[-1], _default_kinds(schema))
     for override, update in zip(overrides, updates, strict=True):
         with _applying(override):
             if (new := _with_new_names(update, schema, "")) is not update:
@@ -361,7 +360,7 @@ def _extended(config: DictConfig, path: Path, seen: tuple[Path, ...], schema: ty
     merged = OmegaConf.create()
     config = _with_new_names(config, schema, f"{path}: ")
     for part in (*(_read(parent, seen, schema) for parent in parents), config):
-        _forget_other_kinds(merged, part)
+        _forget_other_kinds(merged, part, _default_kinds(schema))
         merged.merge_with(part)
     return merged
 
@@ -415,15 +414,25 @@ def _warn_once(line: str) -> None:
         print(line, file=sys.stderr)
 
 
-def _forget_other_kinds(config: DictConfig, update: DictConfig) -> None:
+def _default_kinds(schema: type[Section]) -> dict[str, str]:
+    """The kinds of the sections of a file that name none, by the section's key."""
+    return {
+        key: one.default
+        for key, field in schema.model_fields.items()
+        for one in field.metadata
+        if isinstance(one, OneOf) and one.default
+    }
+
+
+def _forget_other_kinds(config: DictConfig, update: DictConfig, default_kinds: Mapping[str, str]) -> None:
     """Empties the sections of `config` whose kind `update` changes: a kind's keys don't apply to another kind."""
     for key, value in update.items_ex(resolve=False):
         if not isinstance(value, DictConfig) or not isinstance(config.get(key), DictConfig):
             continue
         kind = _KINDS.get(str(key), "")
-        if kind in value and config[key].get(kind, _DEFAULT_KINDS.get(str(key), value[kind])) != value[kind]:
+        if kind in value and config[key].get(kind, default_kinds.get(str(key), value[kind])) != value[kind]:
             config[key] = {}
-        _forget_other_kinds(config[key], value)
+        _forget_other_kinds(config[key], value, default_kinds)
 
 
 def _describe(schema: type[BaseModel], key: str, problem: ErrorDetails, place: "_Place") -> str:
