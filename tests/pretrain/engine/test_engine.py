@@ -419,7 +419,7 @@ def test_compiled_kernels_are_never_loaded_from_a_folder_that_another_user_may_w
         usual.touch()
     else:
         usual.mkdir()
-        usual.chmod(0o770 if trap == "writable" else 0o755)
+        usual.chmod(0o777 if trap == "writable" else 0o755)
     if trap == "another user's":
         monkeypatch.setattr(os, "getuid", lambda owner=os.getuid(): owner + 1)
         usual.rename(tmp_path / f"encdec-pretrain-kernels-{os.getuid()}")
@@ -431,6 +431,18 @@ def test_compiled_kernels_are_never_loaded_from_a_folder_that_another_user_may_w
     (new,) = {*tmp_path.iterdir()} - before
     assert os.environ["TRITON_CACHE_DIR"] == f"{new}/triton"
     assert new.stat().st_mode & 0o077 == 0
+
+
+def test_the_folder_of_compiled_kernels_is_closed_to_the_group(monkeypatch, tmp_path):
+    """As an earlier version made it with the umask 002."""
+    usual = tmp_path / f"encdec-pretrain-kernels-{os.getuid()}"
+    usual.mkdir()
+    usual.chmod(0o775)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(os, "environ", {})
+    configure_arithmetic(ComputeSection())
+    assert os.environ["TRITON_CACHE_DIR"] == f"{usual}/triton"
+    assert usual.stat().st_mode & 0o777 == 0o700
 
 
 def test_ranks_of_a_node_share_its_cores_when_they_compile(monkeypatch):

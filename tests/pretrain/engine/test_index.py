@@ -60,13 +60,14 @@ def test_settings_that_a_family_lacks_are_damage_or_of_another_version_of_its_pa
 def test_of_a_section_of_another_kind_the_kind_alone_is_told():
     """Keys of other sections are told, too."""
     index = index_of(optimizer={"name": "muon", "momentum": 0.9}, seed=1)
-    other = {**index.identity, "optimizer": {"name": "adamw", "betas": [0.9, 0.99]}, "seed": 2}
+    whole = {**index.identity, "model": index.model.model_dump()}
+    other = {**whole, "optimizer": {"name": "adamw", "betas": [0.9, 0.99]}, "seed": 2}
     told = index.differences(other)
     assert ["optimizer.name is 'muon' there, 'adamw' here" in told[0], "seed is 1 there, 2 here" in told[1]] == [
         True
     ] * 2
     assert len(told) == 2
-    same = {**index.identity, "optimizer": {"name": "muon", "momentum": 0.8}}
+    same = {**whole, "optimizer": {"name": "muon", "momentum": 0.8}}
     assert ["optimizer.momentum is 0.9 there, 0.8 here" in one for one in index.differences(same)] == [True]
 
 
