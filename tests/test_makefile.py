@@ -1,5 +1,6 @@
 """What `make` does before it runs anything of this project."""
 
+import os
 import subprocess
 from pathlib import Path
 
@@ -28,8 +29,10 @@ def folder(tmp_path) -> Path:
 
 
 def make(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """`make`, which knows nothing of a make that runs these tests."""
     command = ["make", "--file", str(ROOT / "Makefile"), *arguments]
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True)
+    own = {name: value for name, value in os.environ.items() if name not in ("MAKEFLAGS", "MFLAGS", "MAKELEVEL")}
+    return subprocess.run(command, cwd=folder, env=own, capture_output=True, text=True)
 
 
 def test_another_python_than_3_11_and_3_12_is_one_line_and_nothing_is_installed(folder):
