@@ -386,6 +386,17 @@ def test_tokens_that_are_unknown_or_bytes_are_counted_with_their_characters():
         assert list(coverage.characters.items()) == [("☃", 3), ("f", 1), ("é", 1)]
 
 
+def test_characters_without_a_token_are_counted_for_each_million_characters(monkeypatch):
+    model, counted = in_bytes(), []
+    monkeypatch.setattr(model, "without_token", lambda texts: counted.append(sum(map(len, texts))) or {})
+    coverage, (ids,) = Coverage(model), model.encode(["☃"])
+    for _ in range(5):
+        coverage.add(np.array(ids, dtype=np.uint16), "☃" * 400_000, "☃" * 200_000)
+    assert counted == [1_200_000, 1_200_000]
+    assert coverage.characters == {}
+    assert counted == [1_200_000, 1_200_000, 600_000]
+
+
 def test_a_build_follows_t5s_conventions_and_tells_which_characters_have_no_token(small_corpus):
     """Compared with the tokens that sentencepiece finds in each document."""
     processor = sentencepiece.SentencePieceProcessor(model_file=str(small_corpus / "tokenizer/spiece.model"))
