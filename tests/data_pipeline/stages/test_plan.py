@@ -17,9 +17,10 @@ from data_pipeline.stages import dedup, documents, evaluation_sets, report, shar
 from data_pipeline.stages.inputs import files_of, list_files
 from data_pipeline.stages.kinds import DROPPED, DUPLICATES, INPUTS, KINDS, SETS
 from data_pipeline.stages.parts import Part
+from data_pipeline.stages.pipeline import build
 from data_pipeline.tools import planning
 from tests.conftest import SAMPLES
-from tests.support.builds import plain, write_model
+from tests.support.builds import OFF, plain, write_model
 from tests.support.in_process import done_here
 from tests.support.tables import each
 
@@ -50,6 +51,18 @@ def test_a_plan_at_a_builds_own_speeds_is_that_build(small_corpus):
         assert stage.disk == pytest.approx(1e6 * built[stage.name].written_megabytes, rel=0.01)
     tokens = {split: counts.tokens + counts.dropped_tokens for split, counts in found.splits.items()}
     assert sum(planned.tokens.values()) == pytest.approx(sum(tokens.values()), rel=0.01)
+
+
+def test_a_plan_with_symbols_has_the_builds_number_of_tokens(tmp_path):
+    """A symbol is one match of the pattern in a vocabulary of any size: of 8 letters and a line break here, and of up
+    to 256 symbols in the plan."""
+    (tmp_path / "a.txt").write_text("MKTAYIAKQR\n" * 500)
+    sections = {"dedup": OFF, "tokenizer": {"kind": "symbols"}, "rows": {"objective": SPANS}}
+    config = plain(tmp_path, tmp_path / "a.txt", "text", **sections)
+    found = report.read(build(config))
+    counts = found.splits.values()
+    planned = planning.forecast_build(config, found, "of it", workers=1)
+    assert sum(planned.tokens.values()) == pytest.approx(sum(one.tokens + one.dropped_tokens for one in counts), abs=1)
 
 
 def test_twice_the_workers_take_half_the_time_while_there_are_units(small_corpus):
