@@ -145,10 +145,15 @@ def test_a_shard_asks_for_the_memory_that_its_packing_and_its_ids_take(tmp_path,
         kind, trained_to = "pairs" if pairs else "text", {"vocab_size": vocab_size}
         config = plain(tmp_path, tmp_path / "a.txt", kind, rows=rows, tokenizer=trained_to)
         cut = shards.RowsSpec(tokens.TokenBucket("train", 0, 1), config, "")
-        (unit,) = shards.plan_counts(config, [(cut, "")]) or shards.plan(
-            config, LocalStore(tmp_path), [(cut, "")], [], [Finished("", "", shards.RowsResult(1), {}, 0.0, 0.0)]
-        )
-        assert 0 <= unit.memory / config.tokens_per_shard - measured < 1.5
+        rows_of_it, memory = [Finished("", "", shards.RowsResult(1), {}, 0.0, 0.0)], list[int]()
+        for number in (0, 1000):
+            of_split = {"train": number}  # documents
+            (unit,) = shards.plan_counts(config, [(cut, "")], of_split) or shards.plan(
+                config, LocalStore(tmp_path), [(cut, "")], [], of_split, rows_of_it
+            )
+            memory.append(unit.memory)
+        assert 0 <= memory[0] / config.tokens_per_shard - measured < 1.5
+        assert memory[1] - memory[0] == 200 * 1000
         trained = Finished("", "", Result(), {}, 0.0, 0.0)
         (encoding,) = tokens.plan(config, [Part("a", kind, "", 3000, {}, 3000, checksums=["same"])], trained)
         assert encoding.memory == 1000 * of_tokens
