@@ -49,8 +49,9 @@ class ObjectStore(Store):
     most_opens = 100_000  # two or three requests each; S3 answers 5,500 a second
     least_read = 1 << 18
 
-    def __init__(self, url: str):
-        self._url = url.rstrip("/")
+    def __init__(self, url: str, at_start: bool = False):
+        """`at_start`: the address may be wrong, so until `claim` the store has `stores.LISTING_SECONDS` to answer."""
+        self._url, self._at_start = url.rstrip("/"), at_start
         self._filesystem, root = stores.filesystem(self._url)
         self._root = root.rstrip("/")
         self._protocols = stores.protocols(self._filesystem)
@@ -78,9 +79,9 @@ class ObjectStore(Store):
 
     def _retried(self, attempt: Callable[[], Answer], url: str) -> Answer:
         """The result of an attempt, with_retries; at once, if the store was away when it was last asked."""
-        wait = 0.0 if self._is_away else stores.WAIT_SECONDS
+        wait = stores.LISTING_SECONDS if self._at_start else stores.WAIT_SECONDS
         try:
-            answer = stores.with_retries(attempt, url, wait)
+            answer = stores.with_retries(attempt, url, 0.0 if self._is_away else wait)
         except StoreUnavailable:
             self._is_away = True  # whoever still wants to write what is finished needn't wait as long again
             raise
@@ -276,7 +277,7 @@ class ObjectStore(Store):
         except UserError:
             self.delete([_claim(newest + 1)])
             raise
-        self._claimed, self._ended = newest + 1, threading.Event()
+        self._claimed, self._ended, self._at_start = newest + 1, threading.Event(), False
         self._renewal = threading.Thread(target=self._renew, args=[self._claimed, token, self._ended], daemon=True)
         self._renewal.start()
         for name in sorted(self.names(_CLAIMS)):  # oldest first: a claim without a successor counts as the newest

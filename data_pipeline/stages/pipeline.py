@@ -52,7 +52,7 @@ def build(config: CorpusConfig, until: str = "shards", strict: bool = False, rep
     `repair`: also checks the checksums of all files. Warns about damaged inputs and continues; `strict`: raises
     FailedError instead, after reading all inputs.
     """
-    store = open_store(config.output)
+    store = open_store(config.output, at_start=True)
     try:
         with failing_in_one_line(store.disk, KEPT):
             _build(config, store, until, strict, repair)

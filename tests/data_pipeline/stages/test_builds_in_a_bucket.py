@@ -466,6 +466,27 @@ def test_a_store_that_goes_away_while_a_file_is_read_is_waited_for_once(store, m
     assert waited == [200.0]
 
 
+def test_a_store_that_does_not_answer_is_waited_for_15_s_before_the_claim_and_then_for_5_minutes(store, monkeypatch):
+    """Before the claim, the address may be wrong."""
+    waited = list[float]()
+    clock = SimpleNamespace(monotonic=lambda: 100 + sum(waited), sleep=waited.append)
+    monkeypatch.setattr(stores, "_FIRST_PAUSE", 10.0)
+    monkeypatch.setattr(stores, "_LONGEST_PAUSE", 10.0)
+    monkeypatch.setattr(stores, "_S3_TRIES", 1)
+    monkeypatch.setattr(stores, "time", clock)
+    monkeypatch.setattr(object_store, "LEASE_SECONDS", 1e6)  # no renewal
+    before, claimed = (open_store("s3://bucket/start", at_start=True) for _ in range(2))
+    claimed.claim()
+    store.away = True
+    for corpus, pauses in ((before, 1), (claimed, 30)):
+        with pytest.raises(StoreUnavailable, match="unavailable for"):
+            corpus.names()
+        assert waited == [10.0] * pauses
+        waited.clear()
+    store.calm()
+    claimed.release()
+
+
 def test_what_is_listed_late_belongs_to_the_build_all_the_same(store):
     """Its claim and its lines, from which nothing is listed until another driver has tried to claim the corpus."""
     store.late = True
