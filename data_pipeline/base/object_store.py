@@ -144,11 +144,11 @@ class ObjectStore(Store):
 
     def _send(self, path: Path, name: str) -> None:
         def sent(target: str) -> None:
+            self._check_claim()  # before each attempt: another driver may have taken over while the store was away
             if not stores.OBJECT_STORES & self._protocols:  # on an object store, makedirs may create a bucket
                 self._filesystem.makedirs(target.rpartition("/")[0], exist_ok=True)
             self._filesystem.put_file(str(path), target, **of_s3)
 
-        self._check_claim()
         of_s3 = {"chunksize": _PART, "max_concurrency": 2} if "s3" in self._protocols else {}
         self._ask(sent, name)
 
@@ -406,8 +406,16 @@ class ObjectStore(Store):
             after = {"KeyMarker": page["NextKeyMarker"], "UploadIdMarker": page["NextUploadIdMarker"]}
 
     def _of_uploads(self, method: str, **given: str) -> dict[str, Any]:
+        def asked() -> dict[str, Any]:
+            try:
+                return self._filesystem.call_s3(method, Bucket=bucket, **given)
+            except FileNotFoundError as error:
+                if stores.code_of(error) != "NoSuchUpload":
+                    raise
+                return {}  # the upload has ended
+
         bucket = self._root.partition("/")[0]
-        return self._retried(lambda: self._filesystem.call_s3(method, Bucket=bucket, **given), self._url)
+        return self._retried(asked, self._url)
 
 
 def _claim(number: int) -> str:

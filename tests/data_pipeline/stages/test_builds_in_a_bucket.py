@@ -19,6 +19,7 @@ import psutil
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from botocore.exceptions import ClientError
 
 from data_pipeline.base import object_store, stores
 from data_pipeline.base.config_file import load
@@ -236,6 +237,32 @@ def test_uploads_that_were_given_up_are_removed_from_the_folders_of_the_corpus_a
     assert sorted(upload["Key"] for upload in client.list_multipart_uploads("bucket")) == sorted(left)
     for upload in client.list_multipart_uploads("bucket"):
         client.call_s3("abort_multipart_upload", Bucket="bucket", Key=upload["Key"], UploadId=upload["UploadId"])
+
+
+def test_an_upload_that_has_ended_meanwhile_is_as_good_as_removed(store, monkeypatch):
+    corpus = Bucket("s3://bucket/ended")
+    monkeypatch.setattr(corpus, "_uploads", lambda: iter([{"Key": "ended/shards/a.tar", "UploadId": "of no upload"}]))
+    monkeypatch.setattr(stores, "WAIT_SECONDS", 0.0)
+    corpus.remove_leftovers(WRITTEN)
+
+
+def test_a_file_is_sent_anew_if_the_answer_to_the_end_of_its_upload_was_lost(store, monkeypatch):
+    """s3fs asks for the end again, and S3 no longer knows the upload. Another driver may have taken over meanwhile."""
+    corpus, sent, looked = Bucket("s3://bucket/lost"), list[str](), list[int]()
+    send = corpus._filesystem.put_file
+
+    def lost_once(path: str, target: str, **options: Any) -> None:
+        send(path, target, **options)
+        sent.append(target)
+        if len(sent) == 1:
+            answer = {"Error": {"Code": "NoSuchUpload"}, "ResponseMetadata": {"HTTPStatusCode": 404}}
+            raise FileNotFoundError("no such upload") from ClientError(answer, "CompleteMultipartUpload")
+
+    monkeypatch.setattr(corpus._filesystem, "put_file", lost_once)
+    monkeypatch.setattr(corpus, "_check_claim", lambda: looked.append(len(sent)))
+    with corpus.put("a") as path:
+        path.write_bytes(b"content")
+    assert (corpus.get("a"), len(sent), looked) == (b"content", 2, [0, 1])
 
 
 def test_a_build_needs_no_permission_for_unfinished_uploads(store, file, in_folder):
