@@ -19,8 +19,8 @@ _SEARCHED = 200_000  # documents
 
 def ids_of_rows(corpus: Corpus, split: str, rows: int) -> list[str]:
     """The ids of the documents that begin in the first `rows` rows of a split, in their order; none if the split
-    has no rows, or if they aren't known: rows aren't concatenated text, there are too many documents to look through, or
-    the copy has none.
+    has no rows, or if they aren't known: rows aren't concatenated text, there are too many documents to look through,
+    or the copy has none.
 
     The first block says how many documents begin there. The shuffle's hashes say which.
     """
