@@ -5,7 +5,7 @@
 A case is a small real file, damaged (cut, bits flipped, bytes overwritten or repeated, mis-encoded, absurdly long),
 before or after compression. What must hold for each:
 
-- the reader ends, within seconds, and raises nothing but DamagedInput, or UserError for a table's damaged schema;
+- the reader ends, within seconds, and raises nothing but DamagedInput, or UserError for a table's damaged columns;
 - every record read is yielded or counted under the rule that dropped it;
 - a compressed file that was cut or changed gives the records it had, or says that it is damaged;
 - what is yielded can be stored, cleaned and stored again.
@@ -16,6 +16,7 @@ A case is a function of (seed, number): `--first N --cases 1` repeats one.
 import argparse
 import bz2
 import gzip
+import io
 import itertools
 import multiprocessing
 import random
@@ -23,12 +24,14 @@ import signal
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
 import fsspec
+import pyarrow as pa
+import pyarrow.parquet as pq
 import zstandard
 
 from data_pipeline.base.errors import DamagedInput, UserError
@@ -42,6 +45,8 @@ from data_pipeline.text.wikitext.markup import plain_text
 
 DATA = Path(__file__).parents[1] / "tests/data"
 _SECONDS_PER_CASE = 20
+_UNPACKED = ("parquet", "arrow")  # formats that are read as they are stored
+_WITH_COLUMNS = (*_UNPACKED, "csv")
 
 
 @dataclass(frozen=True)
@@ -80,8 +85,7 @@ def seeds() -> list[Seed]:
         )
     )
     found.append(Seed("fasta", b">sp|P1|A_HUMAN Some protein\nMKTAYIAKQR\nQISFVK*\n>P2\n>P3\nmktayiak\n" * 8))
-    found.append(Seed("parquet", _parquet()))
-    return found
+    return [*found, *_tables()]
 
 
 def damaged(generator: random.Random, content: bytes) -> bytes:
@@ -96,7 +100,7 @@ def check(seed: int, number: int, only: str | None = None) -> str:
     raised."""
     generator = random.Random(f"{seed}/{number}")
     base = generator.choice([base for base in seeds() if only in (None, base.format)])
-    compress = generator.choice(_COMPRESSIONS if base.format != "parquet" else _COMPRESSIONS[:1])
+    compress = generator.choice(_COMPRESSIONS if base.format not in _UNPACKED else _COMPRESSIONS[:1])
     after = compress is not _plain and generator.random() < 0.5
     if after:
         stored = generator.choice((_cut, _flip, _overwrite))(generator, compress(base.content))
@@ -128,8 +132,8 @@ def _read(base: Seed, stored: bytes) -> tuple[list[Record], ReadStats, bool]:
         records.extend(formats.read(base.format, Input(path, options=dict(base.options)), stats))
     except DamagedInput:
         return records, stats, True
-    except UserError:  # a damaged schema gives a column another type
-        if base.format != "parquet":
+    except UserError:  # of a damaged schema or header
+        if base.format not in _WITH_COLUMNS:
             raise
         return records, stats, True
     return records, stats, False
@@ -217,16 +221,18 @@ def _content(path: Path) -> bytes:
         return stream.read()
 
 
-def _parquet() -> bytes:
-    import io
-
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    out = io.BytesIO()
+def _tables() -> Iterator[Seed]:
+    """A table in each format that has columns, and in both forms of Arrow."""
     rows = [{"text": f"Text number {n}.", "url": f"https://a.org/{n}"} for n in range(40)]
-    pq.write_table(pa.Table.from_pylist(rows), out, row_group_size=10, write_page_checksum=True)
-    return out.getvalue()
+    table, out = pa.Table.from_pylist(rows), io.BytesIO()
+    pq.write_table(table, out, row_group_size=10, write_page_checksum=True)
+    yield Seed("parquet", out.getvalue())
+    for begin in (pa.ipc.new_stream, pa.ipc.new_file):
+        out = io.BytesIO()
+        with begin(out, table.schema) as writer:
+            writer.write_table(table, max_chunksize=10)
+        yield Seed("arrow", out.getvalue())
+    yield Seed("csv", b"text,url\n" + b'"One, ""two"".\nThree.",https://a.org/1\nFour.,https://a.org/2\n' * 8)
 
 
 def _worker(task: tuple[int, int, str | None]) -> tuple[int, str, str]:

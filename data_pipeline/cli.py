@@ -119,6 +119,8 @@ def show(
         print(f"row {example.row}")
         print(f"  inputs   {example.inputs_text}")
         print(f"  targets  {example.targets_text}")
+    if not corpus.rows(split):
+        print(f"{location} has no row of {split}")
     ids, whose = ids_of_rows.ids_of_rows(corpus, split, number), "documents"
     if not ids:
         ids, whose = ids_of_rows.first_ids(open_store.open_store(location), split, number), "other documents"

@@ -31,7 +31,7 @@ from data_pipeline.corpus import open_corpus
 from data_pipeline.corpus.documents import all_documents
 from data_pipeline.loading.reader import Reader
 from data_pipeline.tools.ids_of_rows import ids_of_rows
-from tests.conftest import TOP, made_once
+from tests.conftest import TOP, made_once, write_c4, write_corpus_file
 from tests.support.in_process import done_here, refused_here, run_here
 from tests.support.tables import each
 
@@ -133,6 +133,14 @@ def test_show_names_the_documents_of_the_rows_that_it_shows(small_corpus):
     printed = done_here("data-pipeline", "show", small_corpus, "-n", "3").splitlines()[-1]
     listed = ", ".join(ids[:3]) + (", …" if len(ids) > 3 else "")
     assert printed == f"documents: {listed}. Next: data-pipeline trace {small_corpus} {ids[0]}"
+
+
+def test_show_of_a_split_without_rows_is_one_line(tmp_path):
+    write_c4(tmp_path / "c4.json.gz", records=20)
+    nothing_held_out = {"tokenizer": {"kind": "bytes"}, "split": {"validation_fraction": 0}}
+    done_here("data-pipeline", "build", write_corpus_file(tmp_path / "corpus.yaml", **nothing_held_out))
+    shown = done_here("data-pipeline", "show", tmp_path / "corpus", "--split", "validation")
+    assert shown == f"{tmp_path}/corpus has no row of validation\n"
 
 
 def test_the_document_that_show_names_can_be_traced(fresh_copy):

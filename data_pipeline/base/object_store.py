@@ -49,8 +49,9 @@ class ObjectStore(Store):
     most_opens = 100_000  # two or three requests each; S3 answers 5,500 a second
     least_read = 1 << 18
 
-    def __init__(self, url: str):
-        self._url = url.rstrip("/")
+    def __init__(self, url: str, at_start: bool = False):
+        """`at_start`: the address may be wrong, so until `claim` the store has `stores.LISTING_SECONDS` to answer."""
+        self._url, self._at_start = url.rstrip("/"), at_start
         self._filesystem, root = stores.filesystem(self._url)
         self._root = root.rstrip("/")
         self._protocols = stores.protocols(self._filesystem)
@@ -78,9 +79,9 @@ class ObjectStore(Store):
 
     def _retried(self, attempt: Callable[[], Answer], url: str) -> Answer:
         """The result of an attempt, with_retries; at once, if the store was away when it was last asked."""
-        wait = 0.0 if self._is_away else stores.WAIT_SECONDS
+        wait = stores.LISTING_SECONDS if self._at_start else stores.WAIT_SECONDS
         try:
-            answer = stores.with_retries(attempt, url, wait)
+            answer = stores.with_retries(attempt, url, 0.0 if self._is_away else wait)
         except StoreUnavailable:
             self._is_away = True  # whoever still wants to write what is finished needn't wait as long again
             raise
@@ -143,11 +144,11 @@ class ObjectStore(Store):
 
     def _send(self, path: Path, name: str) -> None:
         def sent(target: str) -> None:
+            self._check_claim()  # before each attempt: another driver may have taken over while the store was away
             if not stores.OBJECT_STORES & self._protocols:  # on an object store, makedirs may create a bucket
                 self._filesystem.makedirs(target.rpartition("/")[0], exist_ok=True)
             self._filesystem.put_file(str(path), target, **of_s3)
 
-        self._check_claim()
         of_s3 = {"chunksize": _PART, "max_concurrency": 2} if "s3" in self._protocols else {}
         self._ask(sent, name)
 
@@ -276,7 +277,7 @@ class ObjectStore(Store):
         except UserError:
             self.delete([_claim(newest + 1)])
             raise
-        self._claimed, self._ended = newest + 1, threading.Event()
+        self._claimed, self._ended, self._at_start = newest + 1, threading.Event(), False
         self._renewal = threading.Thread(target=self._renew, args=[self._claimed, token, self._ended], daemon=True)
         self._renewal.start()
         for name in sorted(self.names(_CLAIMS)):  # oldest first: a claim without a successor counts as the newest
@@ -405,8 +406,16 @@ class ObjectStore(Store):
             after = {"KeyMarker": page["NextKeyMarker"], "UploadIdMarker": page["NextUploadIdMarker"]}
 
     def _of_uploads(self, method: str, **given: str) -> dict[str, Any]:
+        def asked() -> dict[str, Any]:
+            try:
+                return self._filesystem.call_s3(method, Bucket=bucket, **given)
+            except FileNotFoundError as error:
+                if stores.code_of(error) != "NoSuchUpload":
+                    raise
+                return {}  # the upload has ended
+
         bucket = self._root.partition("/")[0]
-        return self._retried(lambda: self._filesystem.call_s3(method, Bucket=bucket, **given), self._url)
+        return self._retried(asked, self._url)
 
 
 def _claim(number: int) -> str:

@@ -6,8 +6,8 @@ from data_pipeline.base.local_store import LocalStore
 from data_pipeline.base.store import Store
 
 
-def open_store(location: str | Path | Store) -> Store:
-    """The store of the corpus at a path or URL. Reads nothing."""
+def open_store(location: str | Path | Store, at_start: bool = False) -> Store:
+    """The store of the corpus at a path or URL. Reads nothing. `at_start`: of a build, as `ObjectStore` has it."""
     if isinstance(location, Store):
         return location
     path = str(location).removeprefix("file://")
@@ -15,4 +15,4 @@ def open_store(location: str | Path | Store) -> Store:
         return LocalStore(Path(path))
     from data_pipeline.base.object_store import ObjectStore  # fsspec takes 60 ms, for a bucket alone
 
-    return ObjectStore(path)
+    return ObjectStore(path, at_start)

@@ -151,9 +151,6 @@ class Store(abc.ABC):
         """The result of `function`, which reads from the corpus, for each of `items`; several at once in a bucket."""
         return [function(item) for item in items]
 
-    def exists(self, name: str) -> bool:
-        return name in self.sizes([name])
-
     def write_json(self, name: str, value: Any, sealed: bool = False) -> None:
         """Like `atomic.write_json`."""
         self.write(name, json_bytes(value, sealed))

@@ -54,6 +54,7 @@ _BUSY = {
     "OperationAborted",
     "Throttling",
     "ConditionalRequestConflict",
+    "NoSuchUpload",  # the answer that ended the upload was lost, and s3fs has asked again: the file is sent anew
 }
 _S3_TRIES = 3
 _S3_URLS = ("s3://", "s3a://")

@@ -10,11 +10,13 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from data_pipeline.corpus.example_rows import best_fit, in_rows
-from data_pipeline.corpus.objectives.objective import Examples, Objective, Padded
+from data_pipeline.corpus.objectives.objective import Examples, Objective, Padded, ranges, together
 from data_pipeline.corpus.objectives.randomness import row_keys
 from data_pipeline.corpus.objectives.text_to_text import TextToText
 from data_pipeline.corpus.objectives.ul2 import UL2
 from data_pipeline.text.vocabulary import Vocabulary
+
+_ROWS_AT_ONCE = 256  # of several examples: while they are made, an example takes as much memory as the longest
 
 
 @dataclass(frozen=True)
@@ -173,9 +175,19 @@ def examples(documents: Documents, rules: Rules) -> Rows:
     pairs, room = complete_documents(documents, rules), (objective.inputs_length, objective.targets_length)
     lengths, inputs = np.diff(pairs.offsets), pairs.columns["target_start"]
     row, segment = best_fit(np.stack([inputs + 1, lengths - inputs + 1], axis=1), room)  # with EOS
-    keys = np.zeros(len(pairs), dtype=np.uint64)  # nothing is drawn
-    one_each = objective.apply(Padded.of_flat(pairs.tokens, lengths), keys, rules.vocabulary, pairs.columns)
-    packed = in_rows(one_each, row, segment, int(row.max(initial=-1)) + 1, room)
+    rows = int(row.max(initial=-1)) + 1
+
+    def of_rows(start: int, stop: int) -> Examples:
+        own = np.flatnonzero((row >= start) & (row < stop))
+        tokens = pairs.tokens[ranges(pairs.offsets[own], lengths[own])]
+        keys = np.zeros(len(own), dtype=np.uint64)  # nothing is drawn
+        columns = {"target_start": inputs[own]}
+        one_each = objective.apply(Padded.of_flat(tokens, lengths[own]), keys, rules.vocabulary, columns)
+        return in_rows(one_each, row[own] - start, segment[own], stop - start, room)
+
+    starts = range(0, max(1, rows), _ROWS_AT_ONCE)
+    bounds = [(start, min(start + _ROWS_AT_ONCE, rows)) for start in starts]
+    packed = together([(np.arange(start, stop), of_rows(start, stop)) for start, stop in bounds], pad=0)
     offsets = np.append(0, np.cumsum(packed.inputs.lengths + packed.targets.lengths))
     return replace(pairs, offsets=offsets, columns={}, examples=packed)
 

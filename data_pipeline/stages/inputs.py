@@ -110,7 +110,7 @@ def inputs_of(config: CorpusConfig) -> Inputs:
 
     Raises what `list_files` raises, and UserError if a build would replace or remove files of the user in its output.
     """
-    output = config.output if is_begun(open_store(config.output)) else None
+    output = config.output if is_begun(open_store(config.output, at_start=True)) else None
     files, hidden = list[InputFile](), list[str]()
     for source in config.sources:
         found = list_inputs(source, output=output)

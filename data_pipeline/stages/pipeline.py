@@ -52,7 +52,7 @@ def build(config: CorpusConfig, until: str = "shards", strict: bool = False, rep
     `repair`: also checks the checksums of all files. Warns about damaged inputs and continues; `strict`: raises
     FailedError instead, after reading all inputs.
     """
-    store = open_store(config.output)
+    store = open_store(config.output, at_start=True)
     try:
         with failing_in_one_line(store.disk, KEPT):
             _build(config, store, until, strict, repair)
@@ -79,7 +79,7 @@ def _build(config: CorpusConfig, store: Store, until: str, strict: bool, repair:
         store.remove_leftovers(WRITTEN)
         revisions.keep(commits, store)
         if repair:
-            _forget_damaged(store, config)
+            _forget_damaged(store, config, until)
         table.forget(store, config)
         build = Build(config, store, inputs, strict)
         for stage in table.stages_of(config):
@@ -179,14 +179,15 @@ _AFTER: Mapping[str, Callable[[Build], None]] = {  # what is told after a stage
 }
 
 
-def _forget_damaged(store: Store, config: CorpusConfig) -> None:
-    """Removes the records of damaged files, so that their stages rebuild them."""
+def _forget_damaged(store: Store, config: CorpusConfig, until: str) -> None:
+    """Removes the records of damaged files, so that their stages rebuild them. `until`: as `build` has it."""
     damaged = forget_damaged(store, config.ray)
     store.delete_folder(".stages/plans")  # files without checksums
     store.delete([_MARK])
     for name in damaged:
         print(f"{store.at(name)}: damaged, will be rebuilt")
-    print(f"repair: {counted(len(damaged), 'damaged file')}; manifest, its tables and report will be rewritten")
+    rewritten = "manifest, its tables and report" if until == "shards" else "the report"
+    print(f"repair: {counted(len(damaged), 'damaged file')}; {rewritten} will be rewritten")
 
 
 def _record(build: Build, hidden: int) -> report.Report:

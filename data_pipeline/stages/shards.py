@@ -6,7 +6,9 @@ tokens give the numbers of rows.
 """
 
 import hashlib
+import math
 import tarfile
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -27,8 +29,10 @@ from data_pipeline.corpus.packing import PACKINGS, Rows, Rules, rows_of_tokens
 from data_pipeline.engine.context import Context
 from data_pipeline.engine.merging import read_names, to_read, write_names
 from data_pipeline.engine.work_units import Finished, Result, Unit, outputs_of
+from data_pipeline.stages import documents as documents_stage
 from data_pipeline.stages import tokenizer as tokenizer_stage
 from data_pipeline.stages import tokens
+from data_pipeline.stages.dedup import left
 from data_pipeline.stages.kinds import ROWS, SHARDS, TOKENIZER, TOKENS
 from data_pipeline.stages.stage import Build, Stage
 from data_pipeline.stages.tokens import SPLITS, TokenBucket, TokensWritten, buckets_of, count_tokens, read_bucket
@@ -93,12 +97,17 @@ class ShardResult(Result):
 Tokenized = Sequence[Finished[TokensWritten]]
 
 
-def plan_counts(config: CorpusConfig, buckets: list[tuple[RowsSpec, str]]) -> list[Unit[RowsSpec]]:
-    """A unit for each of `buckets`, which counts its rows; none if the number of tokens gives the number of rows."""
+def plan_counts(
+    config: CorpusConfig, buckets: list[tuple[RowsSpec, str]], documents: Mapping[str, int]
+) -> list[Unit[RowsSpec]]:
+    """A unit for each of `buckets`, which counts its rows; none if the number of tokens gives the number of rows.
+
+    `documents`: the number of documents of a bucket, by split.
+    """
     if config.rows.packing == "concatenate":
         return []
-    memory = _memory(config)
-    return [Unit(_name(spec.bucket), spec, inputs, memory=memory) for spec, inputs in buckets]
+    memory = {split: _memory(config, number) for split, number in documents.items()}
+    return [Unit(_name(spec.bucket), spec, inputs, memory=memory[spec.bucket.split]) for spec, inputs in buckets]
 
 
 def plan(
@@ -106,17 +115,22 @@ def plan(
     store: Store,
     buckets: list[tuple[RowsSpec, str]],
     files: Sequence[str],
+    documents: Mapping[str, int],
     counted: Sequence[Finished[RowsResult]],
 ) -> list[Unit[ShardSpec]]:
-    """A unit for each of `buckets`, which writes its shard. `files`: the files of tokens, merged or not."""
+    """A unit for each of `buckets`, which writes its shard.
+
+    `files`: the files of tokens, merged or not. `documents`: the number of documents of a bucket, by split.
+    """
     rows = [unit.result.rows for unit in counted] or _rows_of_buckets(config, store, buckets, files)
-    units, memory = [], _memory(config)
+    units = []
     first_row = dict.fromkeys(SPLITS, 0)
     for (cut, inputs), count in zip(buckets, rows, strict=True):
         split = cut.bucket.split
         output = f"shards/{split}/shard-{cut.bucket.number:05d}.tar"
         own = {"first_row": first_row[split], "rows_per_block": config.shards.rows_per_block}
         spec = ShardSpec(cut, first_row[split], output)
+        memory = _memory(config, documents[split])
         units.append(Unit(_name(cut.bucket), spec, fingerprint([inputs, own]), (output,), memory=memory))
         first_row[split] += count
     return units
@@ -175,16 +189,17 @@ def write_shard(context: Context, spec: ShardSpec) -> ShardResult:
 
 # For each token of a shard, beside the ids, which are held twice: read and sorted. Most is what finds the rows' tokens.
 _CONCATENATED, _COMPLETE, _OF_PAIRS = 1, 8, 28
+_OF_DOCUMENT = 200  # bytes: its tokens are an array of their own until they are in order
 _MEMORY = (
     f"{4 + _CONCATENATED} bytes for each token of a shard, {4 + _COMPLETE} with `complete_documents`, "
-    f"{4 + _OF_PAIRS} with pairs; 4 more if there are more than 65,536 ids"
+    f"{4 + _OF_PAIRS} with pairs; 4 more if there are more than 65,536 ids; and {_OF_DOCUMENT} for each document"
 )
 
 
-def _memory(config: CorpusConfig) -> int:
+def _memory(config: CorpusConfig, documents: int) -> int:
     of_rows = _CONCATENATED if config.rows.packing == "concatenate" else _COMPLETE
     bytes_of_token = 2 * tokens.id_bytes(config.tokenizer) + (_OF_PAIRS if config.pairs else of_rows)
-    return bytes_of_token * config.tokens_per_shard
+    return bytes_of_token * config.tokens_per_shard + _OF_DOCUMENT * documents
 
 
 COUNT = Stage(
@@ -192,7 +207,7 @@ COUNT = Stage(
     1,
     count_rows,
     "lower shards.blocks_per_shard",
-    plan=lambda build: plan_counts(build.config, _buckets(build)[0]),
+    plan=lambda build: plan_counts(build.config, _buckets(build)[0], _documents(build)),
     unit="one bucket of the shuffle, if the rows don't follow from the number of tokens",
     reads=(TOKENS, TOKENIZER),
     writes=ROWS,
@@ -203,7 +218,7 @@ STAGE = Stage(
     4,
     write_shard,
     "lower shards.blocks_per_shard",
-    plan=lambda build: plan(build.config, build.store, *_buckets(build), build.of(COUNT)),
+    plan=lambda build: plan(build.config, build.store, *_buckets(build), _documents(build), build.of(COUNT)),
     unit="one bucket of the shuffle",
     reads=(TOKENS, TOKENIZER, ROWS),
     writes=SHARDS,
@@ -218,6 +233,12 @@ def _buckets(build: Build) -> tuple[list[tuple[RowsSpec, str]], list[str]]:
     readers = len(buckets_of(build.config, tokenized))
     files = to_read(outputs_of(tokenized), build.of(tokens.MERGED), readers, build.store.most_opens)
     return specs_of(build.config, build.store, tokenized, files, trained), files
+
+
+def _documents(build: Build) -> dict[str, int]:
+    """The number of documents of a bucket, by split."""
+    buckets = Counter(bucket.split for bucket in buckets_of(build.config, build.of(tokens.STAGE)))
+    return {split: math.ceil(documents_stage.total(left(build), split) / number) for split, number in buckets.items()}
 
 
 def _name(bucket: TokenBucket) -> str:

@@ -44,6 +44,7 @@ SPLITS = ("train", "validation")
 _ENCODE_CHARACTERS = 8_000_000  # encoded at once
 _LEAST_CHARACTERS = _ENCODE_CHARACTERS // 512  # what a document counts as at least: at most 512 are encoded at once
 _ORDER_BITS = 12  # of a hash: the place in a run of documents that stay together
+_CHARACTERS_AT_ONCE = 1 << 20  # of texts whose characters without a token are counted together
 _CHARACTERS_IN_RESULT = 1000
 _BYTES_AT_ONCE = 1 << 27  # of tokens, merged in memory
 _LAST = 2**64 - 1  # the hash in the row of an index that ends the last document
@@ -88,7 +89,8 @@ class Coverage:
     """Counts unknown tokens, tokens that are bytes of a character without a token, and these characters; and what the
     model's normalization changes.
 
-    Characters are counted in the texts that have such tokens.
+    Characters are counted in the texts that have such tokens. These texts wait until they have `_CHARACTERS_AT_ONCE`
+    characters.
     """
 
     def __init__(self, model: TextModel):
@@ -101,7 +103,7 @@ class Coverage:
         self._seen: Counter[str] = Counter()
         normalizes = isinstance(model, SentencePiece) and not model.keeps_text
         self._changes = Changes(model.files[MODEL]) if normalizes else None
-        self._waiting: list[str] = []
+        self._waiting, self._size = list[str](), 0
 
     def add(self, ids: np.ndarray, *texts: str) -> None:
         """Counts `ids` (n,), the tokens of `texts` without special tokens."""
@@ -112,7 +114,8 @@ class Coverage:
         if kinds.any():
             self._tokens += np.bincount(kinds, minlength=3)
             self._waiting += texts
-            if len(self._waiting) >= 256:
+            self._size += sum(map(len, texts))
+            if self._size >= _CHARACTERS_AT_ONCE:
                 self._see()
 
     @property
@@ -133,7 +136,7 @@ class Coverage:
 
     def _see(self) -> None:
         self._seen.update(self._model.without_token(self._waiting))
-        self._waiting = []
+        self._waiting, self._size = [], 0
 
 
 def plan(config: CorpusConfig, parts: Sequence[Part], trained: Finished) -> list[Unit[TokensSpec]]:

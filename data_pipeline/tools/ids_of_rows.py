@@ -18,14 +18,15 @@ _SEARCHED = 200_000  # documents
 
 
 def ids_of_rows(corpus: Corpus, split: str, rows: int) -> list[str]:
-    """The ids of the documents that begin in the first `rows` rows of a split, in their order; none if they aren't
-    known: rows aren't concatenated text, there are too many documents to look through, or the copy has none.
+    """The ids of the documents that begin in the first `rows` rows of a split, in their order; none if the split
+    has no rows, or if they aren't known: rows aren't concatenated text, there are too many documents to look through,
+    or the copy has none.
 
     The first block says how many documents begin there. The shuffle's hashes say which.
     """
     manifest = corpus.manifest
     settled = manifest.rows.packing == "concatenate" and manifest.rows.apply_at == "load"
-    if not settled or manifest.splits[split].documents > _SEARCHED:
+    if not settled or not corpus.rows(split) or manifest.splits[split].documents > _SEARCHED:
         return []
     block = BlockStore(corpus, split, cached=1).block(0)
     ends = block["row_offsets"]

@@ -135,7 +135,8 @@ def forecast_build(config: CorpusConfig, found: report.Report, measured: str, wo
     growth = text / max(1, sum(one.text_bytes for one in found.sources.values()))
     growths = {"sets": 1.0, "inputs": size / max(1, sum(one.bytes for one in found.sources.values()))}
     trained = config.tokenizer.trained_on(int(text))
-    pieces = config.tokenizer.pieces if config.tokenizer.is_trained else found.pieces
+    grow = config.tokenizer.is_trained and config.tokenizer.tokens_grow
+    pieces = config.tokenizer.pieces if grow else found.pieces
     longer = 1 + _LONGER * math.log2(max(1.0, pieces / max(1, found.pieces)))
     held_out = config.split.validation_fraction
     all_tokens = growth / longer * sum(one.tokens + one.dropped_tokens for one in found.splits.values())

@@ -24,11 +24,13 @@ class TokenizerConfig(Section):
     Attributes:
         model: the class of the kind's models.
         tokens_per_byte: tokens for a byte of text, at most about.
+        tokens_grow: whether the tokens of a larger trained vocabulary are longer.
         has_text: whether documents are text; False: lists of integers.
     """
 
     model: ClassVar[type[TextModel]]
     tokens_per_byte: ClassVar[float] = 1 / 3
+    tokens_grow: ClassVar[bool] = True
     has_text: ClassVar[bool] = True
 
     kind: str

@@ -1,7 +1,7 @@
 """Counts what a sentencepiece model changes in texts before it splits them: decoding doesn't bring these places back.
 
 T5's normalization turns line breaks and tabs into spaces, leaves one space of several, and gives characters the form of
-NFKC: ² becomes 2.
+NFKC: ² becomes 2, and e with a combining accent becomes é.
 """
 
 import re
@@ -14,7 +14,13 @@ from data_pipeline.base.formatting import first_few
 from data_pipeline.corpus.tokenizer.text_model import CodePoints
 
 RUN = "  "  # stands for several spaces in a row, and for a space at the start or the end of a text
-_NAMES = {"\n": ("line break", "line breaks"), "\t": ("tab", "tabs"), RUN: ("run of spaces", "runs of spaces")}
+DECOMPOSED = "e\u0301"  # stands for a letter and a mark that become one character
+_NAMES = {
+    "\n": ("line break", "line breaks"),
+    "\t": ("tab", "tabs"),
+    RUN: ("run of spaces", "runs of spaces"),
+    DECOMPOSED: ("decomposed character", "decomposed characters"),
+}
 _RUN = re.compile(r" {2,}")
 _CHARACTERS_AT_ONCE = 1 << 20
 _SHOWN = 5
@@ -31,11 +37,12 @@ class Changes:
             remove_extra_whitespaces=False,
             escape_whitespaces=False,
         )
-        self._points, self._runs = CodePoints(), 0
+        self._points, self._runs, self._decomposed = CodePoints(), 0, 0
         self._waiting, self._size = list[str](), 0
 
     def add(self, text: str) -> None:
         self._runs += _runs_of_spaces(text)
+        self._decomposed += _decomposed(text)
         self._waiting.append(text)
         self._size += len(text)
         if self._size >= _CHARACTERS_AT_ONCE:
@@ -43,9 +50,11 @@ class Changes:
 
     @property
     def counts(self) -> dict[str, int]:
-        """The number of each character that is changed, and of runs of spaces, under RUN."""
+        """The number of each character that is changed, of runs of spaces, under RUN, and of marks that become one
+        character with what is before them, under DECOMPOSED."""
         self._see()
-        found = {one: n for one, n in self._points.counts.items() if self._normalizer.normalize(one) != one}
+        seen = {**self._points.counts, DECOMPOSED: self._decomposed}
+        found = {one: n for one, n in seen.items() if n and self._normalizer.normalize(one) != one}
         return {**found, **({RUN: self._runs} if self._runs else {})}
 
     def _see(self) -> None:
@@ -59,6 +68,14 @@ def _runs_of_spaces(text: str) -> int:
     first = text.startswith(" ") and not text.startswith(RUN)
     last = len(text) > 1 and text.endswith(" ") and not text.endswith(RUN)
     return inner + first + last
+
+
+def _decomposed(text: str) -> int:
+    """The number of characters by which NFC shortens the text: é from e and a mark is one.
+
+    Too few, if there are also characters that NFC divides, such as U+0958.
+    """
+    return max(0, len(text) - len(unicodedata.normalize("NFC", text)))
 
 
 def describe(changed: Mapping[str, int]) -> str:

@@ -198,6 +198,7 @@ class SymbolsConfig(TrainedConfig):
 
     model: ClassVar[type[TextModel]] = Symbols
     tokens_per_byte: ClassVar[float] = 1.0
+    tokens_grow: ClassVar[bool] = False
 
     kind: Literal["symbols"] = "symbols"
     path: LocalPath | None = None

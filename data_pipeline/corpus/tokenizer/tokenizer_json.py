@@ -200,8 +200,10 @@ class TokenizerJson(FastTokenizer):
 
 
 def existing(path: Path, sentinels: int) -> TokenizerJson:
-    """The tokenizer at `path`; without the sentinels of an export if `sentinels` come again above special tokens."""
-    model = read(path)
+    """The tokenizer at `path`, or of the corpus at `path`; without the sentinels of an export if `sentinels` come again
+    above special tokens."""
+    of_corpus = path / "tokenizer"
+    model = read(of_corpus if (of_corpus / MODEL).exists() and not (path / MODEL).exists() else path)
     return without_sentinels(model)[0] if sentinels else model
 
 

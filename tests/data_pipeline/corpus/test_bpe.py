@@ -89,4 +89,5 @@ def test_what_is_saved_is_what_is_loaded(model, tmp_path):
     tokenizer = Tokenizer(model, ["[R]"], 5)
     save(tokenizer, tmp_path)
     assert load(tmp_path).describe() == tokenizer.describe()
-    assert BPEConfig(path=str(tmp_path / "tokenizer")).existing().sha256 == model.sha256
+    for path in (tmp_path, tmp_path / "tokenizer", tmp_path / "tokenizer/tokenizer.json"):
+        assert BPEConfig(path=str(path)).existing().sha256 == model.sha256

@@ -2,6 +2,7 @@
 
 import io
 import tarfile
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -9,7 +10,7 @@ import webdataset
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from data_pipeline.corpus import blocks
+from data_pipeline.corpus import blocks, packing
 from data_pipeline.corpus.example_rows import balanced, best_fit, in_rows
 from data_pipeline.corpus.objectives.language_modelling import CausalLM
 from data_pipeline.corpus.objectives.objective import Examples, Padded, together
@@ -147,6 +148,35 @@ def test_more_than_255_examples_share_a_row():
     read = blocks.examples_in([block, block], [0, 1])
     for segments in (read.input_segments, read.target_segments):
         assert segments.tolist() == [np.repeat(np.arange(1, 301), 2).tolist()] * 2
+
+
+def test_rows_of_examples_are_the_same_however_many_are_made_at_once(monkeypatch):
+    chance = np.random.default_rng(0)
+    lengths = chance.integers(2, 12, 300)
+    pairs = documents(*(chance.integers(3, 900, length) for length in lengths), targets=lengths // 2)
+    made = []
+    for rows_at_once in (1, 7, 1000):
+        monkeypatch.setattr(packing, "_ROWS_AT_ONCE", rows_at_once)
+        made.append(pack("examples", pairs, TextToText(inputs_length=20, targets_length=20)).examples)
+    assert len(made[0].inputs.lengths) > 7
+    for one in made[:2]:
+        for name in ("inputs", "targets"):
+            for array, expected in zip(getattr(one, name), getattr(made[2], name), strict=True):
+                assert (array.dtype, array.tolist()) == (expected.dtype, expected.tolist())
+        for name, array in made[2].optional.items():
+            assert (one.optional[name].dtype, one.optional[name].tolist()) == (array.dtype, array.tolist())
+
+
+def test_one_long_pair_among_short_ones_takes_little_memory(monkeypatch):
+    """20,000 pairs as wide as the longest are 20,000 x 900 tokens of 2 bytes, which were held several times."""
+    monkeypatch.setattr(packing, "_ROWS_AT_ONCE", 4)
+    texts = [[5] * 900, *[[3, 4]] * 20_000]
+    pairs = documents(*texts, targets=[450] + [1] * 20_000)
+    tracemalloc.start()
+    pack("examples", pairs, TextToText(inputs_length=500, targets_length=500))
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 20_000 * 900 * 2 / 2
 
 
 def test_rows_of_few_and_of_many_examples_are_put_together():

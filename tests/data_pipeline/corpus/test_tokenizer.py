@@ -285,9 +285,10 @@ def test_by_default_a_model_is_t5s(spiece):
 
 
 def test_what_normalization_changes_is_counted(exact):
-    """By hand: 4 line breaks, 1 tab, the 4 spaces of an indentation and the one at the end, ² once, ﬁ and ﬂ twice."""
-    texts = ["x\n\n    y\tT² ", "ﬁ\nﬁ ﬂ\nﬂ", "plain text"]
-    expected = {"\n": 4, "\t": 1, normalization.RUN: 2, "²": 1, "ﬁ": 2, "ﬂ": 2}
+    """By hand: 4 line breaks, 1 tab, the 4 spaces of an indentation and the one at the end, ² once, ﬁ and ﬂ twice, and
+    é twice from e and a mark; é as one character stays."""
+    texts = ["x\n\n    y\tT² ", "ﬁ\nﬁ ﬂ\nﬂ", "plain text", "cafe\u0301, e\u0301, é"]
+    expected = {"\n": 4, "\t": 1, normalization.RUN: 2, normalization.DECOMPOSED: 2, "²": 1, "ﬁ": 2, "ﬂ": 2}
     changes = normalization.Changes()
     for text in texts:
         changes.add(text)
@@ -296,14 +297,15 @@ def test_what_normalization_changes_is_counted(exact):
         coverage = Coverage(model)
         coverage.add(np.array([], dtype=np.uint16), *texts)
         assert coverage.changed == counts
-    found = "line breaks (4), tabs (1), runs of spaces (2) and other characters (5: ﬁ, ﬂ, ²)"
+    found = "line breaks (4), tabs (1), runs of spaces (2), decomposed characters (2) and other characters (5: ﬁ, ﬂ, ²)"
     assert normalization.describe(expected).startswith(
         f"normalization changes {found}, and decoding doesn't bring them back; a token"
     )
     assert normalization.describe({}) == ""
-    assert [*map(normalization.name, ["\n", normalization.RUN, "²", "\xad"])] == [
+    assert [*map(normalization.name, ["\n", normalization.RUN, normalization.DECOMPOSED, "²", "\xad"])] == [
         "line break",
         "run of spaces",
+        "decomposed character",
         "²",
         "U+00AD",
     ]
@@ -384,6 +386,17 @@ def test_tokens_that_are_unknown_or_bytes_are_counted_with_their_characters():
             coverage.add(np.array(ids, dtype=np.uint16), text)
         assert coverage.tokens == counts
         assert list(coverage.characters.items()) == [("☃", 3), ("f", 1), ("é", 1)]
+
+
+def test_characters_without_a_token_are_counted_for_each_million_characters(monkeypatch):
+    model, counted = in_bytes(), []
+    monkeypatch.setattr(model, "without_token", lambda texts: counted.append(sum(map(len, texts))) or {})
+    coverage, (ids,) = Coverage(model), model.encode(["☃"])
+    for _ in range(5):
+        coverage.add(np.array(ids, dtype=np.uint16), "☃" * 400_000, "☃" * 200_000)
+    assert counted == [1_200_000, 1_200_000]
+    assert coverage.characters == {}
+    assert counted == [1_200_000, 1_200_000, 600_000]
 
 
 def test_a_build_follows_t5s_conventions_and_tells_which_characters_have_no_token(small_corpus):

@@ -73,7 +73,7 @@ def test_what_a_unit_is_sent_does_not_grow_with_the_number_of_units(tmp_path):
     longest, corpus = {}, LocalStore(tmp_path)
     for number in (10, 1000):
         buckets = shards.specs_of(CONFIG, corpus, tokenized(number), names_of(tokenized(number)), TRAINED)
-        units = shards.plan_counts(CONFIG, buckets)
+        units = shards.plan_counts(CONFIG, buckets, {"train": 0, "validation": 0})
         assert len(units) == number + 1  # and one for validation
         longest[number] = max(len(to_json(unit)) for unit in units)
         (names,) = {unit.spec.files for unit in units}

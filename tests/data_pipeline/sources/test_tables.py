@@ -562,7 +562,6 @@ def test_an_archive_that_holds_nothing_yet_is_no_wrong_one(tmp_path):
 
 
 def test_damaged_input_crashes_no_reader_and_is_never_lost_silently():
-    for seed, number in [(7, 619), (7, 31856), *((1, number) for number in range(500))]:
-        check(seed, number)
-    tables = {"arrow", "csv"}  # read as Parquet is; their damage is that of test_table_sources.py
-    assert {seed.format for seed in seeds()} == {*FORMATS} - tables
+    for number in range(500):
+        check(1, number)
+    assert {seed.format for seed in seeds()} == {*FORMATS}

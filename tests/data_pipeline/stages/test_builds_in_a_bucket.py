@@ -19,6 +19,7 @@ import psutil
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from botocore.exceptions import ClientError
 
 from data_pipeline.base import object_store, stores
 from data_pipeline.base.config_file import load
@@ -236,6 +237,32 @@ def test_uploads_that_were_given_up_are_removed_from_the_folders_of_the_corpus_a
     assert sorted(upload["Key"] for upload in client.list_multipart_uploads("bucket")) == sorted(left)
     for upload in client.list_multipart_uploads("bucket"):
         client.call_s3("abort_multipart_upload", Bucket="bucket", Key=upload["Key"], UploadId=upload["UploadId"])
+
+
+def test_an_upload_that_has_ended_meanwhile_is_as_good_as_removed(store, monkeypatch):
+    corpus = Bucket("s3://bucket/ended")
+    monkeypatch.setattr(corpus, "_uploads", lambda: iter([{"Key": "ended/shards/a.tar", "UploadId": "of no upload"}]))
+    monkeypatch.setattr(stores, "WAIT_SECONDS", 0.0)
+    corpus.remove_leftovers(WRITTEN)
+
+
+def test_a_file_is_sent_anew_if_the_answer_to_the_end_of_its_upload_was_lost(store, monkeypatch):
+    """s3fs asks for the end again, and S3 no longer knows the upload. Another driver may have taken over meanwhile."""
+    corpus, sent, looked = Bucket("s3://bucket/lost"), list[str](), list[int]()
+    send = corpus._filesystem.put_file
+
+    def lost_once(path: str, target: str, **options: Any) -> None:
+        send(path, target, **options)
+        sent.append(target)
+        if len(sent) == 1:
+            answer = {"Error": {"Code": "NoSuchUpload"}, "ResponseMetadata": {"HTTPStatusCode": 404}}
+            raise FileNotFoundError("no such upload") from ClientError(answer, "CompleteMultipartUpload")
+
+    monkeypatch.setattr(corpus._filesystem, "put_file", lost_once)
+    monkeypatch.setattr(corpus, "_check_claim", lambda: looked.append(len(sent)))
+    with corpus.put("a") as path:
+        path.write_bytes(b"content")
+    assert (corpus.get("a"), len(sent), looked) == (b"content", 2, [0, 1])
 
 
 def test_a_build_needs_no_permission_for_unfinished_uploads(store, file, in_folder):
@@ -464,6 +491,27 @@ def test_a_store_that_goes_away_while_a_file_is_read_is_waited_for_once(store, m
     with pytest.raises(StoreUnavailable):
         corpus.get("a")
     assert waited == [200.0]
+
+
+def test_a_store_that_does_not_answer_is_waited_for_15_s_before_the_claim_and_then_for_5_minutes(store, monkeypatch):
+    """Before the claim, the address may be wrong."""
+    waited = list[float]()
+    clock = SimpleNamespace(monotonic=lambda: 100 + sum(waited), sleep=waited.append)
+    monkeypatch.setattr(stores, "_FIRST_PAUSE", 10.0)
+    monkeypatch.setattr(stores, "_LONGEST_PAUSE", 10.0)
+    monkeypatch.setattr(stores, "_S3_TRIES", 1)
+    monkeypatch.setattr(stores, "time", clock)
+    monkeypatch.setattr(object_store, "LEASE_SECONDS", 1e6)  # no renewal
+    before, claimed = (open_store("s3://bucket/start", at_start=True) for _ in range(2))
+    claimed.claim()
+    store.away = True
+    for corpus, pauses in ((before, 1), (claimed, 30)):
+        with pytest.raises(StoreUnavailable, match="unavailable for"):
+            corpus.names()
+        assert waited == [10.0] * pauses
+        waited.clear()
+    store.calm()
+    claimed.release()
 
 
 def test_what_is_listed_late_belongs_to_the_build_all_the_same(store):

@@ -316,6 +316,18 @@ def test_damage_in_any_file_is_named_and_repair_makes_it_again_to_the_byte(small
     assert json.loads((copy / "report.json").read_text())["documents"]["kept"] == 180
 
 
+def test_a_repair_names_what_it_writes_again(small_corpus, tmp_path):
+    copy = shutil.copytree(small_corpus, tmp_path / "copy")
+    repair = ("data-pipeline", "build", small_corpus.parent / "corpus.yaml", f"output={copy}", "--repair")
+    before = (copy / "manifest.json").stat().st_mtime_ns
+    said = done_here(*repair, "--until", "documents")
+    assert "repair: 0 damaged files; the report will be rewritten\n" in said
+    assert (copy / "manifest.json").stat().st_mtime_ns == before
+    said = done_here(*repair)
+    assert "repair: 0 damaged files; manifest, its tables and report will be rewritten\n" in said
+    assert (copy / "manifest.json").stat().st_mtime_ns > before
+
+
 @pytest.mark.slow
 def test_a_file_that_cannot_be_read_is_named_and_the_others_are_still_checked(small_corpus, tmp_path):
     copy = shutil.copytree(small_corpus, tmp_path / "copy")

@@ -17,9 +17,10 @@ from data_pipeline.stages import dedup, documents, evaluation_sets, report, shar
 from data_pipeline.stages.inputs import files_of, list_files
 from data_pipeline.stages.kinds import DROPPED, DUPLICATES, INPUTS, KINDS, SETS
 from data_pipeline.stages.parts import Part
+from data_pipeline.stages.pipeline import build
 from data_pipeline.tools import planning
 from tests.conftest import SAMPLES
-from tests.support.builds import plain, write_model
+from tests.support.builds import OFF, plain, write_model
 from tests.support.in_process import done_here
 from tests.support.tables import each
 
@@ -50,6 +51,18 @@ def test_a_plan_at_a_builds_own_speeds_is_that_build(small_corpus):
         assert stage.disk == pytest.approx(1e6 * built[stage.name].written_megabytes, rel=0.01)
     tokens = {split: counts.tokens + counts.dropped_tokens for split, counts in found.splits.items()}
     assert sum(planned.tokens.values()) == pytest.approx(sum(tokens.values()), rel=0.01)
+
+
+def test_a_plan_with_symbols_has_the_builds_number_of_tokens(tmp_path):
+    """A symbol is one match of the pattern in a vocabulary of any size: of 8 letters and a line break here, and of up
+    to 256 symbols in the plan."""
+    (tmp_path / "a.txt").write_text("MKTAYIAKQR\n" * 500)
+    sections = {"dedup": OFF, "tokenizer": {"kind": "symbols"}, "rows": {"objective": SPANS}}
+    config = plain(tmp_path, tmp_path / "a.txt", "text", **sections)
+    found = report.read(build(config))
+    counts = found.splits.values()
+    planned = planning.forecast_build(config, found, "of it", workers=1)
+    assert sum(planned.tokens.values()) == pytest.approx(sum(one.tokens + one.dropped_tokens for one in counts), abs=1)
 
 
 def test_twice_the_workers_take_half_the_time_while_there_are_units(small_corpus):
@@ -132,10 +145,15 @@ def test_a_shard_asks_for_the_memory_that_its_packing_and_its_ids_take(tmp_path,
         kind, trained_to = "pairs" if pairs else "text", {"vocab_size": vocab_size}
         config = plain(tmp_path, tmp_path / "a.txt", kind, rows=rows, tokenizer=trained_to)
         cut = shards.RowsSpec(tokens.TokenBucket("train", 0, 1), config, "")
-        (unit,) = shards.plan_counts(config, [(cut, "")]) or shards.plan(
-            config, LocalStore(tmp_path), [(cut, "")], [], [Finished("", "", shards.RowsResult(1), {}, 0.0, 0.0)]
-        )
-        assert 0 <= unit.memory / config.tokens_per_shard - measured < 1.5
+        rows_of_it, memory = [Finished("", "", shards.RowsResult(1), {}, 0.0, 0.0)], list[int]()
+        for number in (0, 1000):
+            of_split = {"train": number}  # documents
+            (unit,) = shards.plan_counts(config, [(cut, "")], of_split) or shards.plan(
+                config, LocalStore(tmp_path), [(cut, "")], [], of_split, rows_of_it
+            )
+            memory.append(unit.memory)
+        assert 0 <= memory[0] / config.tokens_per_shard - measured < 1.5
+        assert memory[1] - memory[0] == 200 * 1000
         trained = Finished("", "", Result(), {}, 0.0, 0.0)
         (encoding,) = tokens.plan(config, [Part("a", kind, "", 3000, {}, 3000, checksums=["same"])], trained)
         assert encoding.memory == 1000 * of_tokens
