@@ -267,8 +267,8 @@ def _report_failure(attempt: Attempt) -> None:
     if rank is None:
         print(f"{NO_RANK_FAILED}; the ranks' logs: {logs}", file=sys.stderr)
         return
-    if attempt.codes.get(rank) == REFUSED and attempt.refused_its_configuration:
-        return  # the rank has printed the reason
+    if attempt.refused_its_configuration and attempt.codes.get(0) == attempt.codes.get(rank) == REFUSED:
+        return  # rank 0 has printed the reason
     error = "" if attempt.was_killed(rank) or attempt.events("hung") else error_of(attempt, rank)
     because = f": {error}" if error else ""
     print(f"{how_it_failed(attempt, rank)}{because}; its log: {rank_logs.rank_log(logs, rank)}", file=sys.stderr)

@@ -161,6 +161,15 @@ def test_the_rank_that_failed_is_named(tmp_path, capfd, first, second, said):
         assert log.with_suffix(".exit").read_text() == "139\n"  # as shells count
 
 
+def test_a_run_that_one_rank_alone_refuses_says_why(tmp_path, capfd):
+    """Only rank 0's log is on the terminal."""
+    refuses = "echo 'error: run.yaml: no such file'; exit 2"
+    assert supervised(tmp_path, WAITS, refuses, dead_rank_seconds=0.1) == 2
+    log = tmp_path / "logs/attempt-0001/rank-00001.log"
+    said = f"rank 1 ended with exit code 2: run.yaml: no such file; its log: {log}\n  error: run.yaml: no such file\n"
+    assert capfd.readouterr().err == said
+
+
 def test_ranks_that_hang_since_another_failed_have_their_time_to_end(tmp_path, capfd):
     """It may wait for a tracker, or for ranks that wait for it."""
     started = time.monotonic()
