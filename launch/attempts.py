@@ -188,11 +188,10 @@ class Attempts:
         recorded = record(attempt, code, directory)
         with contextlib.suppress(OSError):  # `result` has reported a full disk
             restarts.add(directory, recorded)
-        if code != 1 or requests.made:
-            if code == 1:
-                self._record_failure(recorded, "it was killed before it had stopped")
-            lost = code == 1 and bool(attempt.lost) and requests.by_scheduler
-            return Ended(code, lost or (code == STOPPED and self._interrupted()))
+        if code == 1 and requests.made:
+            return self._failed_to_stop(recorded, bool(attempt.lost))
+        if code != 1:
+            return Ended(code, code == STOPPED and self._interrupted())
         self.failures.append(recorded)
         reason = restarts.refusal(self.failures, self._faults.max_restarts)
         may_lose_nodes = self._run.min_nodes is not None
@@ -240,6 +239,16 @@ class Attempts:
         with contextlib.suppress(OSError):
             status.clear_stop(self._directory)
         return Ended(STOPPED, self._requests.by_scheduler)
+
+    def _failed_to_stop(self, record: AttemptRecord, lost: bool) -> Ended:
+        """Records that the run has failed after a request to stop. `lost`: it has lost a node.
+
+        After the warning of the scheduler, the run should resume if another attempt would have followed.
+        """
+        killed = len(self._requests.signals) > 1
+        self._record_failure(record, f"it {'was killed' if killed else 'failed'} before it had stopped")
+        follows = restarts.refusal([*self.failures, record], self._faults.max_restarts) is None
+        return Ended(1, self._requests.by_scheduler and (lost or (follows and not killed)))
 
     def _failed(self, record: AttemptRecord, reason: str, interrupted: bool = False) -> Ended:
         """Records that the run has failed. `reason`: why no other attempt follows."""

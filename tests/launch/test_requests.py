@@ -18,7 +18,7 @@ from launch.attempt import Attempt
 from launch.attempts import Attempts, Ended, Run
 from launch.head import StopRequests
 from launch.nodes import Access, Node
-from launch.protocol import Connection
+from launch.protocol import Connection, Event
 from pretrain.config import RunConfig
 from pretrain.engine.checkpoint import save
 from pretrain.engine.checkpoint.index import newest
@@ -172,6 +172,28 @@ def test_a_node_that_is_lost_after_the_schedulers_warning_interrupts_the_run(tmp
     requests.on_signal(signal.Signals[asks])
     attempt = Attempt(logs, "ab", lost={"b": "srun ended with exit code 1: node failed"}, ended=1.0, read=1.0)
     assert Attempts(Run(path, []), load(path, [], RunConfig), nodes, Access(), requests).end_after(attempt) == ended
+
+
+@each(
+    "asks, error, ended, reason",
+    [
+        (["SIGUSR1"], "ValueError: on purpose", Ended(1, True), "it failed before it had stopped"),
+        (["SIGUSR1"], "OSError: No space left on device", Ended(1, False), "it failed before it had stopped"),
+        (["SIGINT"], "ValueError: on purpose", Ended(1, False), "it failed before it had stopped"),
+        (["SIGUSR1", "SIGTERM"], "ValueError: on purpose", Ended(1, False), "it was killed before it had stopped"),
+    ],
+)
+def test_a_rank_that_fails_after_the_schedulers_warning_interrupts_the_run(tmp_path, asks, error, ended, reason):
+    """If another attempt would have followed without the warning. A second signal kills the run."""
+    path, logs = run_file(tmp_path, tmp_path / "corpus"), tmp_path / "run/logs/attempt-0001"
+    requests = StopRequests(tmp_path / "run")
+    logs.mkdir(parents=True)
+    for name in asks:
+        requests.on_signal(signal.Signals[name])
+    attempt = Attempt(logs, "ab", [Event("ended", 1, 1, [error])], ended=1.0, read=1.0)
+    run, config, nodes = Run(path, []), load(path, [], RunConfig), [Node("a", 1), Node("b", 1)]
+    assert Attempts(run, config, nodes, Access(), requests).end_after(attempt) == ended
+    assert status.read(tmp_path / "run") == status.Status("failed", 1, 0, reason=reason)
 
 
 LOSES_ITS_NODE = f"{SAVED}; {TIED}; kill -KILL $PPID; sleep 3600"
