@@ -94,7 +94,8 @@ class ClusterConfig(Section):
     exclusive: bool = True
     """The job has its nodes to itself. false: set `mem` and `cpus_per_task`, too."""
     mem: Line | None = None
-    """Memory of a node: `200G`. null: the cluster's default; on an exclusive node, all memory."""
+    """Memory of a node: `200G`. null: the cluster's default, on an exclusive node too. `"0"`: all memory of the
+    node."""
     cpus_per_task: PositiveInt | None = None
     """CPUs of a node. Each node has one task, the agent, whose ranks share these CPUs. null: the cluster's default."""
     constraint: Line | None = None

@@ -256,6 +256,14 @@ def test_the_shipped_cluster_files_are_valid_and_every_key_is_explained():
     assert [key for key in ClusterConfig.model_fields if f"`{key}`" not in page] == []
 
 
+def test_the_shipped_cluster_files_ask_for_all_memory_of_a_node(small_corpus, tmp_path):
+    """An exclusive job gets all CPUs and GPUs of its nodes, but only as much memory as it asks for (man sbatch)."""
+    path = run_file(tmp_path, small_corpus)
+    for cluster in CLUSTERS.glob("*.yaml"):
+        found = options(batch_script(job(path, load(cluster, [], ClusterConfig)), "t5", tmp_path / "slurm"))
+        assert {"--exclusive", "--mem=0"} <= found, cluster
+
+
 def test_what_cannot_work_is_refused_before_anything_is_written(small_corpus, tmp_path, monkeypatch):
     path, a100 = run_file(tmp_path, small_corpus), CLUSTERS / "a100-80gb.yaml"
     refused = {
