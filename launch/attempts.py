@@ -191,7 +191,7 @@ class Attempts:
         if code == 1 and requests.made:
             return self._failed_to_stop(recorded, bool(attempt.lost))
         if code != 1:
-            return Ended(code, code == STOPPED and self._interrupted())
+            return Ended(code, code == STOPPED and requests.interrupted(self._run.stop_at_step))
         self.failures.append(recorded)
         reason = restarts.refusal(self.failures, self._faults.max_restarts)
         may_lose_nodes = self._run.min_nodes is not None
@@ -267,13 +267,6 @@ class Attempts:
             status.write(self._directory, end)
             return tracker.record_end(self._directory, last.ended, in_mlflow)
         return False
-
-    def _interrupted(self) -> bool:
-        """Whether the scheduler or `run.max_hours` has stopped the run, not the user."""
-        if self._requests.stop_signal is not None:
-            return self._requests.by_scheduler
-        now, stop = status.read(self._directory), self._run.stop_at_step
-        return not now.stop_file and (stop is None or (now.step or 0) < stop)
 
     def _close(self) -> None:
         pool, self._pool = self._pool, None

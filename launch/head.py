@@ -229,6 +229,13 @@ class StopRequests:
         """Whether the request came as SIGUSR1, by which schedulers warn that a job's time is nearly over."""
         return self.stop_signal == signal.SIGUSR1
 
+    def interrupted(self, stop_at_step: int | None) -> bool:
+        """Whether the scheduler or `run.max_hours`, not the user, has stopped a run that has saved."""
+        if self.stop_signal is not None:
+            return self.by_scheduler
+        now = status.read(self._run)
+        return not now.stop_file and (stop_at_step is None or (now.step or 0) < stop_at_step)
+
     def wait(self, seconds: float, poll: Callable[[], object] = lambda: None) -> None:
         """Waits, and calls `poll` again and again; a request to stop ends the wait."""
 
