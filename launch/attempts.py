@@ -115,6 +115,7 @@ class Attempts:
         self._batch, self._faults, self._directory = config.batch, config.faults, Path(config.run.directory)
         self._pool: AgentPool | None = None
         self._reached = False  # whether all nodes have been reached before
+        self._on_gpus = False  # whether ranks have had GPUs before
         self._began = time.monotonic()
 
     def until_over(self) -> Ended:
@@ -159,7 +160,7 @@ class Attempts:
             return "\n".join(f"{name}: {reason}" for name, reason in problems.items())
         if not self._requests.made:
             self._reached = True
-            _check(self.nodes, pool.agents)
+            self._on_gpus = _check(self.nodes, pool.agents, self._on_gpus)
         return None
 
     def _start(self, logs: Path) -> list[Agent]:
@@ -284,19 +285,22 @@ def _number_of_ranks(nodes: Sequence[Node]) -> int:
     return sum(node.ranks for node in nodes)
 
 
-def _check(nodes: Sequence[Node], agents: Sequence[Agent]) -> None:
+def _check(nodes: Sequence[Node], agents: Sequence[Agent], on_gpus: bool = False) -> bool:
     """Raises UserError if a node has fewer GPUs than ranks, or can't reach the first node.
 
-    If no node has a GPU, all ranks run on the CPU.
+    If no node has a GPU, all ranks run on the CPU, unless they had GPUs before (`on_gpus`). Returns whether they have
+    GPUs now.
     """
     machines = [agent.machine for agent in agents if agent.machine]
+    has_gpus = any(machine.gpus for machine in machines)
     problems = [
         f"{node.name}: {node.ranks} ranks, but it has {machine.gpus} GPUs"
         for node, machine in zip(nodes, machines, strict=True)
         if machine.gpus < node.ranks
     ]
-    if problems and any(machine.gpus for machine in machines):
+    if problems and (has_gpus or on_gpus):
         raise UserError("\n".join(problems))
     here = [is_loopback(machine.address) for machine in machines]
     if here[0] and not all(here):
         raise UserError(f"{nodes[0].name}: the other nodes can't find it at {machines[0].address}; name its address")
+    return has_gpus

@@ -17,7 +17,7 @@ import pytest
 
 from data_pipeline.base.atomic import write_json
 from data_pipeline.base.config_file import load
-from data_pipeline.base.errors import FailedError
+from data_pipeline.base.errors import FailedError, UserError
 from data_pipeline.base.processes import STOP_SIGNALS
 from launch import attempts
 from launch.agent import Ranks
@@ -531,3 +531,20 @@ def test_a_lost_node_that_is_not_back_yet_is_tried_again(tmp_path, capsys):
     with Attempts(run, config, nodes, access, requests) as again, pytest.raises(FailedError, match="No route to host"):
         again.ready()
     assert left == []
+
+
+def test_a_run_on_gpus_does_not_continue_on_the_cpu(tmp_path, monkeypatch):
+    """The lost node is back, but its driver shows no GPU."""
+    gpus, path = iter([2, 0]), run_file(tmp_path, tmp_path / "corpus")
+
+    def pool(*_: object) -> Mock:
+        (reached := Agent("a", Mock())).machine = Machine("10.0.0.1", next(gpus), 4711)
+        return Mock(agents=[reached], problems={})
+
+    monkeypatch.setattr(attempts, "AgentPool", pool)
+    requests, access = StopRequests(tmp_path / "run"), Access(agent, waits=(0.1,))
+    made = Attempts(Run(path, []), load(path, [], RunConfig), [Node("a", 2)], access, requests)
+    assert made.ready()
+    assert made.leave_out(["a"])
+    with pytest.raises(UserError, match=r"^a: 2 ranks, but it has 0 GPUs$"):
+        made.ready()
