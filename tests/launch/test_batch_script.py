@@ -257,13 +257,35 @@ def test_a_warning_while_the_run_of_deepspeeds_launcher_is_checked_starts_nothin
     assert not (tmp_path / "started").exists()
 
 
+SBATCH = """#!/bin/sh
+echo "$@" >> {folder}/asked
+number=$(wc -l < {folder}/asked)
+[ $number -le {most} ] || {{ echo 'sbatch: error: Job violates accounting policy' >&2; exit 1; }}
+echo $number
+"""
+
+
+def with_sbatch(folder: Path, patch: pytest.MonkeyPatch, most: int) -> None:
+    """A script in place of sbatch, which numbers the jobs and refuses those above `most`."""
+    (folder / "bin").mkdir()
+    (folder / "bin/sbatch").write_text(SBATCH.format(folder=folder, most=most))
+    (folder / "bin/sbatch").chmod(0o755)
+    patch.setenv("PATH", str(folder / "bin"), prepend=os.pathsep)
+
+
+def test_a_chain_that_slurm_refuses_in_the_middle_names_the_jobs_that_wait(small_corpus, tmp_path, monkeypatch):
+    with_sbatch(tmp_path, monkeypatch, most=2)
+    options = ("--nodes", "2", "--gpus-per-node", "1", "--chain", "4", "--submit")
+    done = run_here("launch", "slurm", run_file(tmp_path, small_corpus), *options)
+    refused = "error: sbatch: sbatch: error: Job violates accounting policy"
+    said = f"{refused}; already submitted: 1, 2; to cancel: scancel 1 2\n"
+    assert (done.returncode, done.stderr) == (1, said)
+
+
 def test_a_chain_waits_for_its_own_jobs_alone(small_corpus, tmp_path, monkeypatch):
     """Another run may have the same name."""
-    path, sbatch = run_file(tmp_path, small_corpus), tmp_path / "bin/sbatch"
-    sbatch.parent.mkdir()
-    sbatch.write_text(f'#!/bin/sh\necho "$@" >> {tmp_path}/asked\nwc -l < {tmp_path}/asked\n')
-    sbatch.chmod(0o755)
-    monkeypatch.setenv("PATH", str(sbatch.parent), prepend=os.pathsep)
+    path = run_file(tmp_path, small_corpus)
+    with_sbatch(tmp_path, monkeypatch, most=3)
     options = ("--nodes", "2", "--gpus-per-node", "1", "--chain", "3", "--submit")
     done = run_here("launch", "slurm", path, *options)
     assert (done.returncode, done.stdout.splitlines()[0]) == (
