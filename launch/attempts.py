@@ -15,7 +15,7 @@ from data_pipeline.base.errors import FailedError, UserError
 from data_pipeline.base.formatting import counted, duration
 from data_pipeline.base.processes import PYTHON, caught
 from launch.agent import is_loopback
-from launch.attempt import Attempt, record
+from launch.attempt import REFUSED, Attempt, record
 from launch.head import StopRequests, result, watch
 from launch.nodes import Access, Agent, AgentPool, Node
 from launch.protocol import Start
@@ -191,6 +191,8 @@ class Attempts:
             restarts.add(directory, recorded)
         if code == 1 and requests.made:
             return self._failed_to_stop(recorded, bool(attempt.lost))
+        if code == REFUSED and status.read(directory).attempt in {one.attempt for one in (*self.failures, recorded)}:
+            self._failed(recorded, "")  # the status is still "running", and no other run has begun since
         if code != 1:
             return Ended(code, code == STOPPED and requests.interrupted(self._run.stop_at_step))
         self.failures.append(recorded)

@@ -298,6 +298,23 @@ def test_a_node_that_comes_back_with_fewer_gpus_ends_the_run_as_failed(tmp_path,
     failed_after_an_attempt(one, capfd.readouterr().err, "a: 2 ranks, but it has 1 GPUs")
 
 
+REFUSED_AGAIN = """
+if [ "${{PRETRAIN_SUPERVISED##*-}}" = 0001 ]; then
+echo '{{"state": "running", "attempt": 1}}' > {run}/status.json
+exit 1
+fi
+echo "error: run.yaml: no such file"; exit 2
+"""
+
+
+def test_a_run_that_is_refused_at_a_restart_has_failed(tmp_path, monkeypatch):
+    """Else it would count as running for ever."""
+    monkeypatch.setattr(restarts, "seconds_to_wait", lambda failures: 0.0)
+    one = Supervised(tmp_path)
+    assert one.ends(REFUSED_AGAIN) == Ended(2, False)
+    assert (status.read(one.run), one.in_mlflow) == (status.Status("failed", 2, 0), "FAILED")
+
+
 def failed_after_an_attempt(one: Supervised, said: str, reason: str) -> None:
     now = status.read(one.run)
     assert (now.state, now.attempt, now.reason, one.in_mlflow) == ("failed", 1, reason, "FAILED")
