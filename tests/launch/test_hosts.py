@@ -117,6 +117,12 @@ def test_ranks_that_cannot_share_a_batch_and_a_missing_ssh_are_named(tmp_path, s
         monkeypatch.setenv("PATH", str(tmp_path))
 
 
+def test_more_nodes_than_the_hostfile_has_are_refused(tmp_path, small_corpus):
+    (hostfile := tmp_path / "hostfile").write_text("a slots=1\nb slots=1\n")
+    done = run_here("launch", "hosts", a_run(tmp_path, small_corpus), "--hostfile", hostfile, "--min-nodes", "3")
+    assert (done.returncode, done.stderr) == (2, f"error: --min-nodes: 3 is more than the 2 hosts of {hostfile}\n")
+
+
 @each("address", ["127.0.0.1", "127.0.1.1", "::1"])
 def test_a_first_host_that_only_it_can_reach_is_refused(address):
     """Where its name is in its /etc/hosts, ssh may have reached it there."""
