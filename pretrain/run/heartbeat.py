@@ -120,7 +120,8 @@ def tell(rank: int, kind: Literal["failed", "faulty", "hung", "done"], text: str
     now = time.time_ns()
     unnamed = Path(directory, f".{rank}.{kind}")
     with contextlib.suppress(OSError):
-        unnamed.write_text(text)
+        # whatever the locale: an error may name a file with other letters, or with bytes that are no text
+        unnamed.write_text(text, encoding="utf-8", errors="backslashreplace")
         os.utime(unnamed, ns=(now, now))  # the kernel's own times are some milliseconds apart
         os.link(unnamed, Path(directory, f"rank-{rank}.{kind}"))  # an earlier message stays
 
@@ -145,7 +146,8 @@ def messages(directory: Path, known: set[str]) -> list[Message]:
             if file.name not in known:
                 known.add(file.name)
                 rank, kind = file.name.removeprefix("rank-").split(".")
-                found.append(Message(int(rank), kind, file.read_text(), file.stat().st_mtime_ns))
+                text = file.read_text(encoding="utf-8", errors="replace")
+                found.append(Message(int(rank), kind, text, file.stat().st_mtime_ns))
     return sorted(found, key=lambda one: one.when)
 
 
