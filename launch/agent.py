@@ -282,7 +282,7 @@ class Ranks:
         for rank, process in self._processes.items():
             if rank not in self._over:
                 silent = time.monotonic() - process.started
-                found[rank] = Heartbeat(0, 0, silent, silent, None, heartbeat.is_stopped(process.pid))
+                found[rank] = Heartbeat(0, 0, silent, None, heartbeat.is_stopped(process.pid))
         return found
 
 

@@ -15,7 +15,7 @@ from data_pipeline.base.errors import FailedError, UserError
 from data_pipeline.base.formatting import counted, duration
 from data_pipeline.base.processes import PYTHON, caught
 from launch.agent import is_loopback
-from launch.attempt import Attempt, record
+from launch.attempt import REFUSED, Attempt, record
 from launch.head import StopRequests, result, watch
 from launch.nodes import Access, Agent, AgentPool, Node
 from launch.protocol import Start
@@ -115,6 +115,7 @@ class Attempts:
         self._batch, self._faults, self._directory = config.batch, config.faults, Path(config.run.directory)
         self._pool: AgentPool | None = None
         self._reached = False  # whether all nodes have been reached before
+        self._on_gpus = False  # whether ranks have had GPUs before
         self._began = time.monotonic()
 
     def until_over(self) -> Ended:
@@ -159,7 +160,7 @@ class Attempts:
             return "\n".join(f"{name}: {reason}" for name, reason in problems.items())
         if not self._requests.made:
             self._reached = True
-            _check(self.nodes, pool.agents)
+            self._on_gpus = _check(self.nodes, pool.agents, self._on_gpus)
         return None
 
     def _start(self, logs: Path) -> list[Agent]:
@@ -188,11 +189,12 @@ class Attempts:
         recorded = record(attempt, code, directory)
         with contextlib.suppress(OSError):  # `result` has reported a full disk
             restarts.add(directory, recorded)
-        if code != 1 or requests.made:
-            if code == 1:
-                self._record_failure(recorded, "it was killed before it had stopped")
-            lost = code == 1 and bool(attempt.lost) and requests.by_scheduler
-            return Ended(code, lost or (code == STOPPED and self._interrupted()))
+        if code == 1 and requests.made:
+            return self._failed_to_stop(recorded, bool(attempt.lost))
+        if code == REFUSED and status.read(directory).attempt in {one.attempt for one in (*self.failures, recorded)}:
+            self._failed(recorded, "")  # the status is still "running", and no other run has begun since
+        if code != 1:
+            return Ended(code, code == STOPPED and requests.interrupted(self._run.stop_at_step))
         self.failures.append(recorded)
         reason = restarts.refusal(self.failures, self._faults.max_restarts)
         may_lose_nodes = self._run.min_nodes is not None
@@ -241,6 +243,16 @@ class Attempts:
             status.clear_stop(self._directory)
         return Ended(STOPPED, self._requests.by_scheduler)
 
+    def _failed_to_stop(self, record: AttemptRecord, lost: bool) -> Ended:
+        """Records that the run has failed after a request to stop. `lost`: it has lost a node.
+
+        After the warning of the scheduler, the run should resume if another attempt would have followed.
+        """
+        killed = len(self._requests.signals) > 1
+        self._record_failure(record, f"it {'was killed' if killed else 'failed'} before it had stopped")
+        follows = restarts.refusal([*self.failures, record], self._faults.max_restarts) is None
+        return Ended(1, self._requests.by_scheduler and (lost or (follows and not killed)))
+
     def _failed(self, record: AttemptRecord, reason: str, interrupted: bool = False) -> Ended:
         """Records that the run has failed. `reason`: why no other attempt follows."""
         if reason:
@@ -259,13 +271,6 @@ class Attempts:
             return tracker.record_end(self._directory, last.ended, in_mlflow)
         return False
 
-    def _interrupted(self) -> bool:
-        """Whether the scheduler or `run.max_hours` has stopped the run, not the user."""
-        if self._requests.stop_signal is not None:
-            return self._requests.by_scheduler
-        now, stop = status.read(self._directory), self._run.stop_at_step
-        return not now.stop_file and (stop is None or (now.step or 0) < stop)
-
     def _close(self) -> None:
         pool, self._pool = self._pool, None
         if pool is not None:
@@ -282,19 +287,22 @@ def _number_of_ranks(nodes: Sequence[Node]) -> int:
     return sum(node.ranks for node in nodes)
 
 
-def _check(nodes: Sequence[Node], agents: Sequence[Agent]) -> None:
+def _check(nodes: Sequence[Node], agents: Sequence[Agent], on_gpus: bool = False) -> bool:
     """Raises UserError if a node has fewer GPUs than ranks, or can't reach the first node.
 
-    If no node has a GPU, all ranks run on the CPU.
+    If no node has a GPU, all ranks run on the CPU, unless they had GPUs before (`on_gpus`). Returns whether they have
+    GPUs now.
     """
     machines = [agent.machine for agent in agents if agent.machine]
+    has_gpus = any(machine.gpus for machine in machines)
     problems = [
         f"{node.name}: {node.ranks} ranks, but it has {machine.gpus} GPUs"
         for node, machine in zip(nodes, machines, strict=True)
         if machine.gpus < node.ranks
     ]
-    if problems and any(machine.gpus for machine in machines):
+    if problems and (has_gpus or on_gpus):
         raise UserError("\n".join(problems))
     here = [is_loopback(machine.address) for machine in machines]
     if here[0] and not all(here):
         raise UserError(f"{nodes[0].name}: the other nodes can't find it at {machines[0].address}; name its address")
+    return has_gpus

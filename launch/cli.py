@@ -15,6 +15,8 @@ from data_pipeline.base.command import (
     refuse_options,
     run_command,
 )
+from data_pipeline.base.errors import UserError
+from data_pipeline.base.formatting import counted
 from launch.protocol import MOST_RANKS
 
 if TYPE_CHECKING:
@@ -136,6 +138,8 @@ def hosts_command(
     from launch import attempts, hosts
 
     found = hosts.read(hostfile)
+    if min_nodes and min_nodes > len(found):
+        raise UserError(f"--min-nodes: {min_nodes} is more than the {counted(len(found), 'host')} of {hostfile}")
     access = hosts.access(hosts.ssh_options(ssh))
     run = attempts.Run(config, overrides or [], stop_at_step, fresh, min_nodes)
     raise typer.Exit(attempts.launch(run, found, access).code)

@@ -229,6 +229,13 @@ class StopRequests:
         """Whether the request came as SIGUSR1, by which schedulers warn that a job's time is nearly over."""
         return self.stop_signal == signal.SIGUSR1
 
+    def interrupted(self, stop_at_step: int | None) -> bool:
+        """Whether the scheduler or `run.max_hours`, not the user, has stopped a run that has saved."""
+        if self.stop_signal is not None:
+            return self.by_scheduler
+        now = status.read(self._run)
+        return not now.stop_file and (stop_at_step is None or (now.step or 0) < stop_at_step)
+
     def wait(self, seconds: float, poll: Callable[[], object] = lambda: None) -> None:
         """Waits, and calls `poll` again and again; a request to stop ends the wait."""
 
@@ -267,8 +274,8 @@ def _report_failure(attempt: Attempt) -> None:
     if rank is None:
         print(f"{NO_RANK_FAILED}; the ranks' logs: {logs}", file=sys.stderr)
         return
-    if attempt.codes.get(rank) == REFUSED and attempt.refused_its_configuration:
-        return  # the rank has printed the reason
+    if attempt.refused_its_configuration and attempt.codes.get(0) == attempt.codes.get(rank) == REFUSED:
+        return  # rank 0 has printed the reason
     error = "" if attempt.was_killed(rank) or attempt.events("hung") else error_of(attempt, rank)
     because = f": {error}" if error else ""
     print(f"{how_it_failed(attempt, rank)}{because}; its log: {rank_logs.rank_log(logs, rank)}", file=sys.stderr)

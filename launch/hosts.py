@@ -11,11 +11,12 @@ from data_pipeline.base.processes import PYTHON
 from launch.nodes import Access, Node
 
 _LINE = re.compile(r"([A-Za-z0-9][\w.@:-]*)\s+slots\s*=\s*([1-9]\d{0,3})")
-_SSH = ["ssh", "-o", "BatchMode=yes", "-o", "ConnectTimeout=20", "-o", "ServerAliveInterval=15"]
+# After the user's options: ssh takes the first value that an option gets.
+_DEFAULTS = ["-o", "BatchMode=yes", "-o", "ConnectTimeout=20", "-o", "ServerAliveInterval=15"]
 # Variables of this machine or login. The rest of the environment is passed to the hosts.
 _OF_THIS_MACHINE = re.compile(
     r"HOME|HOSTNAME|USER|LOGNAME|SHELL|PWD|OLDPWD|SHLVL|TERM|TMPDIR|MAIL|DISPLAY|LS_COLORS|_|CUDA_VISIBLE_DEVICES"
-    r"|RANK|LOCAL_RANK|WORLD_SIZE|LOCAL_SIZE|MASTER_ADDR|MASTER_PORT|(SSH|XDG|DBUS|SLURM|LC)_.*"
+    r"|RANK|LOCAL_RANK|WORLD_SIZE|LOCAL_SIZE|MASTER_ADDR|MASTER_PORT|(SSH|XDG|DBUS|SLURMD?|LC)_.*"
 )
 _WAITS = (1, 2, 4, 8, 16, 32, 60, 60, 60, 60)  # s between tries to reach a lost host
 
@@ -34,7 +35,7 @@ def access(ssh: list[str]) -> Access:
         raise UserError("ssh is not on the PATH; `launch` starts agents on the hosts with it")
 
     def command(host: str) -> list[str]:
-        return [*_SSH, *ssh, "--", host, remote_command()]
+        return ["ssh", *ssh, *_DEFAULTS, "--", host, remote_command()]
 
     return Access(command, portable_environment(), waits=_WAITS)
 

@@ -94,7 +94,8 @@ class ClusterConfig(Section):
     exclusive: bool = True
     """The job has its nodes to itself. false: set `mem` and `cpus_per_task`, too."""
     mem: Line | None = None
-    """Memory of a node: `200G`. null: the cluster's default; on an exclusive node, all memory."""
+    """Memory of a node: `200G`. null: the cluster's default, on an exclusive node too. `"0"`: all memory of the
+    node."""
     cpus_per_task: PositiveInt | None = None
     """CPUs of a node. Each node has one task, the agent, whose ranks share these CPUs. null: the cluster's default."""
     constraint: Line | None = None
@@ -168,7 +169,8 @@ def submit(job: Job, dry_run: bool, submit: bool, forecast: Callable[[Job], str]
         after = [f"--dependency=afterany:{one}" for one in jobs[-1:]]  # by id: other runs' jobs may have the same name
         done = subprocess.run(["sbatch", "--parsable", *after, str(path)], capture_output=True, text=True)
         if done.returncode:
-            raise FailedError(f"sbatch: {' '.join(done.stderr.split())}")
+            earlier = f"; already submitted: {', '.join(jobs)}; to cancel: scancel {' '.join(jobs)}" if jobs else ""
+            raise FailedError(f"sbatch: {' '.join(done.stderr.split())}{earlier}")
         jobs.append(done.stdout.strip().partition(";")[0])
     print(f"submitted {'job' if len(jobs) == 1 else 'jobs'} {', '.join(jobs)}: {path}")
     print(f"  follow: tail -F {shlex.quote(str(directory))}/{jobs[0]}.out")

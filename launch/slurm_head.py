@@ -122,11 +122,25 @@ def _train_with_deepspeed(run: Run, nodes: list[Node], job: HeadJob) -> Ended:
 
     On the first signal the ranks save and stop; the second kills them.
     """
-    config = load(run.path, run.overrides, RunConfig)
-    ranks = sum(node.ranks for node in nodes)
-    setup = preflight(config, ranks, here=False, folder=run.path.parent)
-    if is_finished(setup):
-        return Ended(0, False)
+    with caught(numbers=[signal.SIGUSR1]) as warned:  # it would end this process: no requeue
+        config = load(run.path, run.overrides, RunConfig)
+        setup = preflight(config, sum(node.ranks for node in nodes), here=False, folder=run.path.parent)
+        if is_finished(setup):
+            return Ended(0, False)
+        command, requests = _deepspeed_command(run, nodes, job), StopRequests(setup.directory)
+        with caught(requests.on_signal), ProcessGroup() as group:
+            if warned:
+                print(NOTHING_STARTED, file=sys.stderr, flush=True)
+                return Ended(STOPPED, True)
+            process = group.add(Process(command, {**os.environ, **SAFE_PATH, status.CLEARED: "1"}))
+            group.watch(stop=lambda: len(requests.signals) > 1)
+            code = process.code
+    interrupted = code == STOPPED and requests.interrupted(run.stop_at_step)
+    return Ended(code if code in (0, 2, STOPPED) else 1, interrupted)
+
+
+def _deepspeed_command(run: Run, nodes: list[Node], job: HeadJob) -> list[str]:
+    """The command that starts DeepSpeed's launcher on each node. Writes its hostfile beside the run file."""
     number, hostfile = os.environ["SLURM_JOB_ID"], run.path.with_suffix(".hosts")
     write_bytes(hostfile, "".join(f"{node.name} slots={node.ranks}\n" for node in nodes).encode())
     meeting = [f"--master_addr={slurm.node_address(nodes[0].name)}", f"--master_port={slurm.master_port(number)}"]
@@ -134,13 +148,7 @@ def _train_with_deepspeed(run: Run, nodes: list[Node], job: HeadJob) -> Ended:
     # a task finds the number of its node only in its environment
     script = 'exec "$0" -P -m deepspeed.launcher.runner --node_rank "$SLURM_NODEID" "$@"'
     on_each = ["srun", "--ntasks-per-node=1", f"--ntasks={len(nodes)}", *_SHARED, *job.srun, *job.container]
-    command = [*on_each, "sh", "-c", script, PYTHON[0], *options, *run.rank]
-    requests = StopRequests(setup.directory)
-    with caught(requests.on_signal), ProcessGroup() as group:
-        process = group.add(Process(command, {**os.environ, **SAFE_PATH, status.CLEARED: "1"}))
-        group.watch(stop=lambda: len(requests.signals) > 1)
-        code = process.code
-    return Ended(code if code in (0, 2, STOPPED) else 1, code == STOPPED and requests.by_scheduler)
+    return [*on_each, "sh", "-c", script, PYTHON[0], *options, *run.rank]
 
 
 def _run_before(command: list[str]) -> Ended | None:

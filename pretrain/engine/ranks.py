@@ -272,7 +272,7 @@ def joined_world() -> World:
     """The ranks of the process group that this process has joined. All ranks call this together."""
     names = all_gather(node_name(), str)
     nodes = tuple(tuple(rank for rank, name in enumerate(names) if name == node) for node in dict.fromkeys(names))
-    return World(dist.get_rank(), len(names), node_name(), nodes)
+    return World(dist.get_rank(), len(names), nodes)
 
 
 def max_over_ranks(value: int) -> int:

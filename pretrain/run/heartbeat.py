@@ -35,11 +35,10 @@ class Signs(ctypes.Structure):
     step: int
     marks: int
     beat: float
-    marked: float
     first_step: float
     _fields_ = (
         *((name, ctypes.c_int64) for name in ("process", "step", "marks")),
-        *((name, ctypes.c_double) for name in ("beat", "marked", "first_step")),
+        *((name, ctypes.c_double) for name in ("beat", "first_step")),
     )
 
 
@@ -56,7 +55,6 @@ class Heartbeat:
         step: the step that the rank takes or took last; 0 before the first step of this attempt.
         marks: the number of points in its work that the rank has passed; all ranks pass the same points.
         silent: seconds since the last beat.
-        marked: seconds since the last mark.
         first_step: seconds since its first step ended; None before.
         stopped: True if the process is stopped, as SIGSTOP does.
     """
@@ -64,7 +62,6 @@ class Heartbeat:
     step: int
     marks: int
     silent: float
-    marked: float
     first_step: float | None
     stopped: bool = False
 
@@ -83,8 +80,8 @@ def shown(rank: int) -> Signs:
     directory = os.environ.get(DIRECTORY)
     if directory is None:
         return Signs()
-    now, unnamed = time.monotonic(), Path(directory, f".{rank}")
-    unnamed.write_bytes(bytes(Signs(os.getpid(), beat=now, marked=now)))
+    unnamed = Path(directory, f".{rank}")
+    unnamed.write_bytes(bytes(Signs(os.getpid(), beat=time.monotonic())))
     path = unnamed.rename(Path(directory, f"rank-{rank}"))
     with path.open("r+b") as file:
         return Signs.from_buffer(mmap.mmap(file.fileno(), 0))
@@ -101,7 +98,6 @@ def read(directory: Path) -> dict[int, Heartbeat]:
                 signs.step,
                 signs.marks,
                 silent=now - signs.beat,
-                marked=now - signs.marked,
                 first_step=now - signs.first_step if signs.first_step else None,
                 stopped=is_stopped(signs.process),
             )
@@ -120,7 +116,8 @@ def tell(rank: int, kind: Literal["failed", "faulty", "hung", "done"], text: str
     now = time.time_ns()
     unnamed = Path(directory, f".{rank}.{kind}")
     with contextlib.suppress(OSError):
-        unnamed.write_text(text)
+        # whatever the locale: an error may name a file with other letters, or with bytes that are no text
+        unnamed.write_text(text, encoding="utf-8", errors="backslashreplace")
         os.utime(unnamed, ns=(now, now))  # the kernel's own times are some milliseconds apart
         os.link(unnamed, Path(directory, f"rank-{rank}.{kind}"))  # an earlier message stays
 
@@ -145,7 +142,8 @@ def messages(directory: Path, known: set[str]) -> list[Message]:
             if file.name not in known:
                 known.add(file.name)
                 rank, kind = file.name.removeprefix("rank-").split(".")
-                found.append(Message(int(rank), kind, file.read_text(), file.stat().st_mtime_ns))
+                text = file.read_text(encoding="utf-8", errors="replace")
+                found.append(Message(int(rank), kind, text, file.stat().st_mtime_ns))
     return sorted(found, key=lambda one: one.when)
 
 

@@ -12,6 +12,7 @@ from data_pipeline.base.errors import UserError
 from data_pipeline.base.formatting import masked
 from data_pipeline.base.json_file import read_valid_json
 from pretrain.hardware import free_port
+from pretrain.run import rank_logs
 
 LOOPBACK = "127.0.0.1"
 _OF_LAUNCHERS = ("LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
@@ -119,8 +120,9 @@ def command() -> str:
 
 def started_by(ranks: int) -> StartedBy:
     """What started this process, which is one of `ranks` ranks."""
-    alone = ranks == 1 or COMMAND in os.environ  # another launcher's command isn't known
-    return StartedBy(command() if alone else "", os.environ.get("SLURM_JOB_ID", ""))
+    alone = ranks == 1 and rank_logs.supervised() is None
+    known = alone or COMMAND in os.environ  # a supervisor tells its command, other launchers don't
+    return StartedBy(command() if known else "", os.environ.get("SLURM_JOB_ID", ""))
 
 
 def last_started_by(run: Path) -> StartedBy:

@@ -108,6 +108,11 @@ def seconds_to_wait(failures: Sequence[AttemptRecord]) -> float:
     return min(2.0 ** (idle - 1), _LONGEST_WAIT) if idle else 0.0
 
 
+def is_restart() -> bool:
+    """Whether the supervisor of this rank has made earlier attempts, whose ranks have ended or are on a lost node."""
+    return EARLIER in os.environ
+
+
 def earlier_seconds() -> float:
     """Seconds that earlier attempts of this rank's supervisor took."""
     return float(os.environ.get(EARLIER, "0"))

@@ -2,7 +2,8 @@
 RUN/lock.
 
 Rank 0 locks RUN/lock, so that no second run trains in the same directory. The kernel releases the lock when the process
-ends, however it ends. The content of the file then means nothing.
+ends, however it ends. If its machine is lost, a server of NFS 4 releases the lock after its lease, 90 s by default. The
+content of the file then means nothing.
 """
 
 import contextlib
@@ -26,6 +27,7 @@ STOP = "stop"
 LOCK = "lock"
 CLEARED = "PRETRAIN_STOP_CLEARED"  # variable of ranks whose launcher has removed an old RUN/stop
 _SECONDS_TO_LOCK = 1.0  # `check_lock` and `in_use` hold the lock for a moment
+_SECONDS_TO_LOCK_AGAIN = 180.0  # twice the lease of an NFS 4 server, which keeps the lock of a lost machine
 
 
 @dataclass(frozen=True)
@@ -88,32 +90,28 @@ def clear_stop(run: Path) -> None:
     (run / STOP).unlink(missing_ok=True)
 
 
-def lock(run: Path) -> TextIO:
-    """Locks `run` as long as the returned file is open. Raises UserError naming the process that holds the lock."""
+def lock(run: Path, restart: bool = False) -> TextIO:
+    """Locks `run` as long as the returned file is open. Raises UserError naming the process that holds the lock.
+
+    `restart`: the lock of an earlier rank 0, whose machine may be lost, is waited for.
+    """
     file = _opened(run, "a+")
-
-    def locked() -> bool:
-        with contextlib.suppress(BlockingIOError):
-            unprotected = "nothing prevents a second run in this directory; make sure that only one trains there"
-            lock_file(file, f"{run}: {unprotected}")
-            return True
-        return False
-
-    if not until(locked, _SECONDS_TO_LOCK):
+    unprotected = f"{run}: nothing prevents a second run in this directory; make sure that only one trains there"
+    if not _locked(file, _SECONDS_TO_LOCK_AGAIN if restart else _SECONDS_TO_LOCK, unprotected):
         raise _refusal(run, file)
     file.truncate(0)
     print(f"process {os.getpid()} on {socket.gethostname()}", file=file, flush=True)
     return file
 
 
-def check_lock(run: Path) -> None:
-    """Raises UserError if a process trains in `run`."""
-    if (run / LOCK).exists():
-        with _opened(run, "r") as file:
-            try:
-                lock_file(file, None, shared=True)  # `lock` warns if the file system has no locks
-            except BlockingIOError:
-                raise _refusal(run, file) from None
+def check_lock(run: Path, restart: bool = False) -> None:
+    """Raises UserError if a process trains in `run`. `restart` as in `lock`."""
+    if not (run / LOCK).exists():
+        return
+    with _opened(run, "r") as file:
+        seconds = _SECONDS_TO_LOCK_AGAIN if restart else 0.0
+        if not _locked(file, seconds, None, shared=True):  # `lock` warns if the file system has no locks
+            raise _refusal(run, file)
 
 
 def in_use(run: Path) -> bool:
@@ -132,6 +130,19 @@ def _opened(run: Path, mode: str) -> TextIO:
         return cast(TextIO, (run / LOCK).open(mode))
     except OSError as error:
         raise UserError(f"run.directory: {run / LOCK} can't be opened: {error.strerror}") from None
+
+
+def _locked(file: TextIO, seconds: float, unprotected: str | None, shared: bool = False) -> bool:
+    """Tries to lock `file` for so many `seconds`; returns whether no other process holds the lock. `unprotected` as in
+    `lock_file`."""
+
+    def locked() -> bool:
+        with contextlib.suppress(BlockingIOError):
+            lock_file(file, unprotected, shared=shared)
+            return True
+        return False
+
+    return until(locked, seconds)
 
 
 def _refusal(run: Path, file: TextIO) -> UserError:

@@ -58,7 +58,6 @@ def mark(step: int | None = None) -> None:
     if step is not None:
         _rank.signs.step = step
     _rank.signs.marks += 1
-    _rank.signs.marked = time.monotonic()
 
 
 def starting() -> None:

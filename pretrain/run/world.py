@@ -17,19 +17,17 @@ class World:
     Attributes:
         rank: this rank.
         size: the number of ranks.
-        node: the name of this rank's node. A machine may be several nodes of SLURM.
         nodes: the ranks of each node.
     """
 
     rank: int
     size: int
-    node: str
     nodes: tuple[tuple[int, ...], ...]
 
     @classmethod
     def on_this_node(cls, size: int = 1) -> "World":
         """The world of rank 0 of `size` ranks, all on this node: what a run is prepared with before it has ranks."""
-        return cls(0, size, node_name(), (tuple(range(size)),))
+        return cls(0, size, (tuple(range(size)),))
 
     @property
     def on_node(self) -> tuple[int, ...]:

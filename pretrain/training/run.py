@@ -16,7 +16,7 @@ from pretrain.config import RunConfig
 from pretrain.config.run_config import ComputeSection
 from pretrain.engine.ranks import broadcast, communication_device, on_rank_0, process_group, run_on_all_ranks
 from pretrain.hardware import cpu_multiplies_bf16, device_type, threads_per_rank
-from pretrain.run import rank_logs, slurm, status
+from pretrain.run import rank_logs, restarts, slurm, status
 from pretrain.run.rank_environment import is_launched, local_world_size, rank_environment
 from pretrain.run.train_state import TrainState
 from pretrain.run.watchdog import watching
@@ -60,7 +60,8 @@ def train(
     check_directory(Path(config.run.directory))
     if fresh:
         check_fresh(config)
-    status.check_lock(Path(config.run.directory))  # before reading anything there, since another run may be writing it
+    # before reading anything there, since another run may be writing it
+    status.check_lock(Path(config.run.directory), restarts.is_restart())
     hang, start = config.faults.hang_timeout_seconds, config.faults.start_timeout_seconds
     store = config.data.cache.wait_seconds if config.data.remote else 0.0
     if not alone and not is_launched():

@@ -27,7 +27,7 @@ from pretrain.config.run_config import MLFLOW_FILE, MlflowSection, RunConfig
 from pretrain.engine.checkpoint import CONFIG
 from pretrain.engine.checkpoint.directory import checkpoint_directory
 from pretrain.engine.ranks import all_gather, on_rank_0
-from pretrain.run import ARTIFACTS_DIRECTORY, environment, heartbeat, rank_logs, slurm, status, watchdog
+from pretrain.run import ARTIFACTS_DIRECTORY, environment, heartbeat, rank_logs, restarts, slurm, status, watchdog
 from pretrain.run.environment import Machine
 from pretrain.run.status import Status
 from pretrain.training.prepare import PreparedRun
@@ -168,7 +168,7 @@ def _open_directory(run: PreparedRun, machines: list[Machine], held: contextlib.
         directory.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(f"run.directory: {directory} can't be created: {error.strerror}") from None
-    held.enter_context(status.lock(directory))
+    held.enter_context(status.lock(directory, restarts.is_restart()))
     remove_leftovers(directory)
     supervised = rank_logs.supervised()
     attempt = rank_logs.attempt(supervised) if supervised else rank_logs.next_attempt(directory)

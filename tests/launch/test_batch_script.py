@@ -5,6 +5,7 @@ import json
 import os
 import re
 import shlex
+import signal
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -15,8 +16,9 @@ from data_pipeline.base import packages
 from data_pipeline.base.config_file import load
 from data_pipeline.base.errors import UserError
 from data_pipeline.base.formatting import duration
+from launch import slurm_head
 from launch.slurm import ClusterConfig, Job, batch_script
-from launch.slurm_head import HeadJob, head
+from launch.slurm_head import HeadJob
 from launch.tools.forecast import seconds_of
 from pretrain.config import RunConfig
 from pretrain.device_speed import GPUS
@@ -195,17 +197,26 @@ until [ -e {folder}/run/stop ]; do sleep 0.05; done
 exit 75
 """
 
+SAVES = """#!/bin/sh
+echo '{{"state": "stopped", "attempt": 1, "step": 3, "stop_file": {by_file}}}' > {folder}/run/status.json
+exit 75
+"""
+
+
+def in_allocation(folder: Path, patch: pytest.MonkeyPatch, srun: str) -> None:
+    """A job of two nodes, with a script in place of srun: `test_slurm` has a real one."""
+    for name, script in (("srun", srun), ("scontrol", SCONTROL)):
+        (folder / name).write_text(script)
+        (folder / name).chmod(0o755)
+    patch.setenv("PATH", str(folder), prepend=os.pathsep)
+    patch.setenv("SLURM_JOB_ID", "4711")
+    patch.setenv("SLURM_JOB_NODELIST", "n[1-2]")
+
 
 def test_slurms_warning_stops_the_ranks_that_deepspeeds_launcher_has_started(small_corpus, tmp_path, monkeypatch):
-    """In place of srun, a script that shows how it was called: `test_slurm` has a real one."""
     path = run_file(tmp_path, small_corpus)
-    for name, script in (("srun", SRUN), ("scontrol", SCONTROL)):
-        (tmp_path / name).write_text(script.format(folder=tmp_path))
-        (tmp_path / name).chmod(0o755)
-    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
-    monkeypatch.setenv("SLURM_JOB_ID", "4711")
-    monkeypatch.setenv("SLURM_JOB_NODELIST", "n[1-2]")
-    assert head(path, HeadJob(per_node=2, launcher="deepspeed", container=["in-it"])) == 75
+    in_allocation(tmp_path, monkeypatch, SRUN.format(folder=tmp_path))
+    assert slurm_head.head(path, HeadJob(per_node=2, launcher="deepspeed", container=["in-it"])) == 75
     assert path.with_suffix(".hosts").read_text() == "n1 slots=2\nn2 slots=2\n"
     asked = (tmp_path / "asked").read_text()
     once_a_node = "--ntasks-per-node=1 --ntasks=2 --overlap --cpu-bind=none in-it sh -c "
@@ -214,13 +225,67 @@ def test_slurms_warning_stops_the_ranks_that_deepspeeds_launcher_has_started(sma
     assert asked.endswith(f" -u -m pretrain train {path}\n")
 
 
+@each("by_file, requeued", [("false", True), ("true", False)])
+def test_deepspeeds_launcher_stops_after_the_hours_of_the_run_and_the_job_is_requeued(
+    small_corpus, tmp_path, monkeypatch, capfd, by_file, requeued
+):
+    """Not if the user has created RUN/stop."""
+    path = run_file(tmp_path, small_corpus)
+    (tmp_path / "run").mkdir()
+    in_allocation(tmp_path, monkeypatch, SAVES.format(folder=tmp_path, by_file=by_file))
+    monkeypatch.setattr(slurm_head, "_SECONDS_TO_BE_REQUEUED", 0.0)
+    assert slurm_head.head(path, HeadJob(per_node=2, launcher="deepspeed", requeue=True)) == 75
+    assert ("requeueing job 4711" in capfd.readouterr().err) == requeued
+
+
+def test_a_warning_while_the_run_of_deepspeeds_launcher_is_checked_starts_nothing(
+    small_corpus, tmp_path, monkeypatch, capfd
+):
+    """It would otherwise end the head, and SLURM wouldn't requeue the job."""
+    path, checked = run_file(tmp_path, small_corpus), slurm_head.preflight
+
+    def warned(*given: Any, **options: Any) -> object:
+        os.kill(os.getpid(), signal.SIGUSR1)
+        return checked(*given, **options)
+
+    in_allocation(tmp_path, monkeypatch, f"#!/bin/sh\ntouch {tmp_path}/started\n")
+    monkeypatch.setattr(slurm_head, "preflight", warned)
+    monkeypatch.setattr(slurm_head, "_SECONDS_TO_BE_REQUEUED", 0.0)
+    assert slurm_head.head(path, HeadJob(per_node=2, launcher="deepspeed", requeue=True)) == 75
+    assert "stopped before this attempt started any rank" in (said := capfd.readouterr().err)
+    assert "requeueing job 4711" in said
+    assert not (tmp_path / "started").exists()
+
+
+SBATCH = """#!/bin/sh
+echo "$@" >> {folder}/asked
+number=$(wc -l < {folder}/asked)
+[ $number -le {most} ] || {{ echo 'sbatch: error: Job violates accounting policy' >&2; exit 1; }}
+echo $number
+"""
+
+
+def with_sbatch(folder: Path, patch: pytest.MonkeyPatch, most: int) -> None:
+    """A script in place of sbatch, which numbers the jobs and refuses those above `most`."""
+    (folder / "bin").mkdir()
+    (folder / "bin/sbatch").write_text(SBATCH.format(folder=folder, most=most))
+    (folder / "bin/sbatch").chmod(0o755)
+    patch.setenv("PATH", str(folder / "bin"), prepend=os.pathsep)
+
+
+def test_a_chain_that_slurm_refuses_in_the_middle_names_the_jobs_that_wait(small_corpus, tmp_path, monkeypatch):
+    with_sbatch(tmp_path, monkeypatch, most=2)
+    options = ("--nodes", "2", "--gpus-per-node", "1", "--chain", "4", "--submit")
+    done = run_here("launch", "slurm", run_file(tmp_path, small_corpus), *options)
+    refused = "error: sbatch: sbatch: error: Job violates accounting policy"
+    said = f"{refused}; already submitted: 1, 2; to cancel: scancel 1 2\n"
+    assert (done.returncode, done.stderr) == (1, said)
+
+
 def test_a_chain_waits_for_its_own_jobs_alone(small_corpus, tmp_path, monkeypatch):
     """Another run may have the same name."""
-    path, sbatch = run_file(tmp_path, small_corpus), tmp_path / "bin/sbatch"
-    sbatch.parent.mkdir()
-    sbatch.write_text(f'#!/bin/sh\necho "$@" >> {tmp_path}/asked\nwc -l < {tmp_path}/asked\n')
-    sbatch.chmod(0o755)
-    monkeypatch.setenv("PATH", str(sbatch.parent), prepend=os.pathsep)
+    path = run_file(tmp_path, small_corpus)
+    with_sbatch(tmp_path, monkeypatch, most=3)
     options = ("--nodes", "2", "--gpus-per-node", "1", "--chain", "3", "--submit")
     done = run_here("launch", "slurm", path, *options)
     assert (done.returncode, done.stdout.splitlines()[0]) == (
@@ -254,6 +319,14 @@ def test_the_shipped_cluster_files_are_valid_and_every_key_is_explained():
         assert load(cluster, [], ClusterConfig)
     page = (CLUSTERS.parents[1] / "docs/reference/clusters.md").read_text()
     assert [key for key in ClusterConfig.model_fields if f"`{key}`" not in page] == []
+
+
+def test_the_shipped_cluster_files_ask_for_all_memory_of_a_node(small_corpus, tmp_path):
+    """An exclusive job gets all CPUs and GPUs of its nodes, but only as much memory as it asks for (man sbatch)."""
+    path = run_file(tmp_path, small_corpus)
+    for cluster in CLUSTERS.glob("*.yaml"):
+        found = options(batch_script(job(path, load(cluster, [], ClusterConfig)), "t5", tmp_path / "slurm"))
+        assert {"--exclusive", "--mem=0"} <= found, cluster
 
 
 def test_what_cannot_work_is_refused_before_anything_is_written(small_corpus, tmp_path, monkeypatch):

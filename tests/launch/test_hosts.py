@@ -11,7 +11,7 @@ import pytest
 
 from data_pipeline.base.errors import UserError
 from launch.attempts import _check
-from launch.hosts import portable_environment, read, remote_command
+from launch.hosts import access, portable_environment, read, remote_command, ssh_options
 from launch.nodes import Agent, Node
 from launch.protocol import Machine
 from launch.tools.doctor.checks import Finding
@@ -117,6 +117,12 @@ def test_ranks_that_cannot_share_a_batch_and_a_missing_ssh_are_named(tmp_path, s
         monkeypatch.setenv("PATH", str(tmp_path))
 
 
+def test_more_nodes_than_the_hostfile_has_are_refused(tmp_path, small_corpus):
+    (hostfile := tmp_path / "hostfile").write_text("a slots=1\nb slots=1\n")
+    done = run_here("launch", "hosts", a_run(tmp_path, small_corpus), "--hostfile", hostfile, "--min-nodes", "3")
+    assert (done.returncode, done.stderr) == (2, f"error: --min-nodes: 3 is more than the 2 hosts of {hostfile}\n")
+
+
 @each("address", ["127.0.0.1", "127.0.1.1", "::1"])
 def test_a_first_host_that_only_it_can_reach_is_refused(address):
     """Where its name is in its /etc/hosts, ssh may have reached it there."""
@@ -135,6 +141,14 @@ def test_options_of_ssh_that_no_shell_would_read_are_named(tmp_path, small_corpu
         assert (done.returncode, done.stderr) == (2, 'error: --ssh: -i "key: no closing quotation\n')
 
 
+def test_options_of_ssh_go_before_those_of_launch():
+    """`ssh -G` shows what ssh makes of its options, and connects to nothing."""
+    given = ssh_options("-o ConnectTimeout=90 -o BatchMode=no")
+    program, *command = access(given).command("10.0.0.2")  # type: ignore[misc]
+    shown = subprocess.run([program, "-G", *command], capture_output=True, text=True, check=True).stdout.splitlines()
+    assert {"connecttimeout 90", "batchmode no", "serveraliveinterval 15", "hostname 10.0.0.2"} <= {*shown}
+
+
 def test_the_remote_shell_sees_one_word_for_each(monkeypatch, tmp_path):
     """The environment goes through stdin, so only the place of the code is on the command line."""
     strange = f"{tmp_path}/a 'b' \"c\"; touch x; $(touch y)\n`touch z`"
@@ -146,7 +160,7 @@ def test_the_remote_shell_sees_one_word_for_each(monkeypatch, tmp_path):
 
 
 def test_what_belongs_to_this_machine_is_not_handed_over(monkeypatch):
-    here = {"HOME": "/home/me", "SLURM_JOB_ID": "3", "RANK": "0"}
+    here = {"HOME": "/home/me", "SLURM_JOB_ID": "3", "SLURMD_NODENAME": "n1", "RANK": "0"}
     given = {"HF_TOKEN": "secret", "OMP_NUM_THREADS": "4"}
     for name, value in (here | given).items():
         monkeypatch.setenv(name, value)

@@ -18,7 +18,7 @@ from launch.attempt import Attempt
 from launch.attempts import Attempts, Ended, Run
 from launch.head import StopRequests
 from launch.nodes import Access, Node
-from launch.protocol import Connection
+from launch.protocol import Connection, Event
 from pretrain.config import RunConfig
 from pretrain.engine.checkpoint import save
 from pretrain.engine.checkpoint.index import newest
@@ -174,6 +174,28 @@ def test_a_node_that_is_lost_after_the_schedulers_warning_interrupts_the_run(tmp
     assert Attempts(Run(path, []), load(path, [], RunConfig), nodes, Access(), requests).end_after(attempt) == ended
 
 
+@each(
+    "asks, error, ended, reason",
+    [
+        (["SIGUSR1"], "ValueError: on purpose", Ended(1, True), "it failed before it had stopped"),
+        (["SIGUSR1"], "OSError: No space left on device", Ended(1, False), "it failed before it had stopped"),
+        (["SIGINT"], "ValueError: on purpose", Ended(1, False), "it failed before it had stopped"),
+        (["SIGUSR1", "SIGTERM"], "ValueError: on purpose", Ended(1, False), "it was killed before it had stopped"),
+    ],
+)
+def test_a_rank_that_fails_after_the_schedulers_warning_interrupts_the_run(tmp_path, asks, error, ended, reason):
+    """If another attempt would have followed without the warning. A second signal kills the run."""
+    path, logs = run_file(tmp_path, tmp_path / "corpus"), tmp_path / "run/logs/attempt-0001"
+    requests = StopRequests(tmp_path / "run")
+    logs.mkdir(parents=True)
+    for name in asks:
+        requests.on_signal(signal.Signals[name])
+    attempt = Attempt(logs, "ab", [Event("ended", 1, 1, [error])], ended=1.0, read=1.0)
+    run, config, nodes = Run(path, []), load(path, [], RunConfig), [Node("a", 1), Node("b", 1)]
+    assert Attempts(run, config, nodes, Access(), requests).end_after(attempt) == ended
+    assert status.read(tmp_path / "run") == status.Status("failed", 1, 0, reason=reason)
+
+
 LOSES_ITS_NODE = f"{SAVED}; {TIED}; kill -KILL $PPID; sleep 3600"
 
 
@@ -274,6 +296,23 @@ def test_a_node_that_comes_back_with_fewer_gpus_ends_the_run_as_failed(tmp_path,
     one.hosts = [agent(), agent()]
     assert one.ends(LOSES_ITS_NODE) == Ended(1, True)
     failed_after_an_attempt(one, capfd.readouterr().err, "a: 2 ranks, but it has 1 GPUs")
+
+
+REFUSED_AGAIN = """
+if [ "${{PRETRAIN_SUPERVISED##*-}}" = 0001 ]; then
+echo '{{"state": "running", "attempt": 1}}' > {run}/status.json
+exit 1
+fi
+echo "error: run.yaml: no such file"; exit 2
+"""
+
+
+def test_a_run_that_is_refused_at_a_restart_has_failed(tmp_path, monkeypatch):
+    """Else it would count as running for ever."""
+    monkeypatch.setattr(restarts, "seconds_to_wait", lambda failures: 0.0)
+    one = Supervised(tmp_path)
+    assert one.ends(REFUSED_AGAIN) == Ended(2, False)
+    assert (status.read(one.run), one.in_mlflow) == (status.Status("failed", 2, 0), "FAILED")
 
 
 def failed_after_an_attempt(one: Supervised, said: str, reason: str) -> None:

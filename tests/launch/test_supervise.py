@@ -17,7 +17,7 @@ import pytest
 
 from data_pipeline.base.atomic import write_json
 from data_pipeline.base.config_file import load
-from data_pipeline.base.errors import FailedError
+from data_pipeline.base.errors import FailedError, UserError
 from data_pipeline.base.processes import STOP_SIGNALS
 from launch import attempts
 from launch.agent import Ranks
@@ -161,6 +161,15 @@ def test_the_rank_that_failed_is_named(tmp_path, capfd, first, second, said):
         assert log.with_suffix(".exit").read_text() == "139\n"  # as shells count
 
 
+def test_a_run_that_one_rank_alone_refuses_says_why(tmp_path, capfd):
+    """Only rank 0's log is on the terminal."""
+    refuses = "echo 'error: run.yaml: no such file'; exit 2"
+    assert supervised(tmp_path, WAITS, refuses, dead_rank_seconds=0.1) == 2
+    log = tmp_path / "logs/attempt-0001/rank-00001.log"
+    said = f"rank 1 ended with exit code 2: run.yaml: no such file; its log: {log}\n  error: run.yaml: no such file\n"
+    assert capfd.readouterr().err == said
+
+
 def test_ranks_that_hang_since_another_failed_have_their_time_to_end(tmp_path, capfd):
     """It may wait for a tracker, or for ranks that wait for it."""
     started = time.monotonic()
@@ -197,14 +206,14 @@ def test_of_ranks_that_end_while_the_agent_is_busy_the_first_is_known(tmp_path):
 
 def test_of_ranks_that_hang_the_one_that_the_others_wait_for_is_known_by_how_they_stood(tmp_path, monkeypatch):
     """Later, one that has told of it has ended, and is silent; one that hung in native code may have continued."""
-    read = {rank: heartbeat.Heartbeat(9, 9, 5.0 * rank, 0.0, 9.0) for rank in range(2)}
+    read = {rank: heartbeat.Heartbeat(9, 9, 5.0 * rank, 9.0) for rank in range(2)}
     monkeypatch.setattr(heartbeat, "read", lambda directory: dict(read))
     command = ["sh", "-c", f"[ $RANK = 1 ] || {{ {told('hung', '')}; }}; {WAITS}"]
     ranks = Ranks(Start(command, {}, ranks=range(2), logs=str(tmp_path)), os.environ)
     try:
         while not any(event.kind == "hung" for event in ranks.events()):
             time.sleep(0.05)
-        read[0], read[1] = heartbeat.Heartbeat(9, 9, 60.0, 60.0, 9.0), heartbeat.Heartbeat(9, 10, 0.1, 0.1, 9.0)
+        read[0], read[1] = heartbeat.Heartbeat(9, 9, 60.0, 9.0), heartbeat.Heartbeat(9, 10, 0.1, 9.0)
     finally:
         heartbeats = ranks.end()
     attempt = Attempt(tmp_path, "aa", [Event("hung", 0)], heartbeats=heartbeats)
@@ -295,7 +304,7 @@ def test_exit_codes_say_how_a_run_ended_where_its_status_is_seen_late(tmp_path, 
     logs = tmp_path / "logs/attempt-0002"
     logs.mkdir(parents=True)
     attempt = Attempt(logs, "aa", [Event("ended", rank, code) for rank, code in codes.items()])
-    attempt.heartbeats = {0: heartbeat.Heartbeat(step, 0, 0.0, 0.0, None)}
+    attempt.heartbeats = {0: heartbeat.Heartbeat(step, 0, 0.0, None)}
     assert result(attempt, tmp_path, StopRequests(tmp_path)) == expected
 
 
@@ -452,7 +461,7 @@ def test_a_node_whose_arithmetic_was_wrong_twice_is_left_out_if_the_run_may_go_o
         logs.mkdir(parents=True)
         rank, now = "abc".index(node), 100.0 * number
         attempt = Attempt(logs, "abc", began=now, ended=now + 9, read=now + 9)
-        attempt.heartbeats = {0: heartbeat.Heartbeat(10 * number, 0, 0.0, 0.0, 5.0)}
+        attempt.heartbeats = {0: heartbeat.Heartbeat(10 * number, 0, 0.0, 5.0)}
         attempt.reported = [Event("failed", 0), Event("failed", 1), Event("failed", 2)]
         words = (f"step {10 * number}: rank {rank} computes wrong",)
         attempt.reported += [Event("faulty", rank), *(Event("ended", one, 1, words) for one in range(3))]
@@ -483,7 +492,7 @@ def test_a_node_that_is_lost_again_and_again_counts_as_a_failure_unless_it_is_le
         logs = tmp_path / f"run/logs/attempt-{number:04d}"
         logs.mkdir(parents=True)
         attempt = Attempt(logs, [node.name for node in attempts.nodes], began=100.0 * number, ended=100.0 * number + 9)
-        attempt.heartbeats = {0: heartbeat.Heartbeat(10 * number, 0, 0.0, 0.0, 5.0)}
+        attempt.heartbeats = {0: heartbeat.Heartbeat(10 * number, 0, 0.0, 5.0)}
         attempt.lost = {attempts.nodes[-1].name: "ssh ended with exit code 255: it said nothing"}
         ends.append(attempts.end_after(attempt))
     assert ends == [None, None, None, last]
@@ -522,3 +531,20 @@ def test_a_lost_node_that_is_not_back_yet_is_tried_again(tmp_path, capsys):
     with Attempts(run, config, nodes, access, requests) as again, pytest.raises(FailedError, match="No route to host"):
         again.ready()
     assert left == []
+
+
+def test_a_run_on_gpus_does_not_continue_on_the_cpu(tmp_path, monkeypatch):
+    """The lost node is back, but its driver shows no GPU."""
+    gpus, path = iter([2, 0]), run_file(tmp_path, tmp_path / "corpus")
+
+    def pool(*_: object) -> Mock:
+        (reached := Agent("a", Mock())).machine = Machine("10.0.0.1", next(gpus), 4711)
+        return Mock(agents=[reached], problems={})
+
+    monkeypatch.setattr(attempts, "AgentPool", pool)
+    requests, access = StopRequests(tmp_path / "run"), Access(agent, waits=(0.1,))
+    made = Attempts(Run(path, []), load(path, [], RunConfig), [Node("a", 2)], access, requests)
+    assert made.ready()
+    assert made.leave_out(["a"])
+    with pytest.raises(UserError, match=r"^a: 2 ranks, but it has 0 GPUs$"):
+        made.ready()

@@ -58,7 +58,7 @@ def webhook(monkeypatch):
 def at(folder: Path, rank: int = 0, **more: Any) -> Any:
     """What a callback sees of a trainer."""
     config = SimpleNamespace(run=SimpleNamespace(name="mine"))
-    world = World(rank, 2, "here", ((0, 1),))
+    world = World(rank, 2, ((0, 1),))
     return SimpleNamespace(run=SimpleNamespace(world=world, directory=folder, config=config), **more)
 
 

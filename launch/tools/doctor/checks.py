@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import pynvml
 
@@ -82,7 +82,7 @@ def versions(settings: Settings) -> list[Finding]:
 
 
 def gpus(settings: Settings) -> list[Finding]:
-    """Whether each rank has a GPU, and the GPUs are free."""
+    """Whether each rank has a GPU, and the GPUs of the ranks are free."""
     number, ranks = count_gpus(), settings.ranks_here
     if number == 0:
         chosen = " and ".join(f"{name}={os.environ[name]}" for name in (ACCELERATOR, VISIBLE) if name in os.environ)
@@ -90,15 +90,32 @@ def gpus(settings: Settings) -> list[Finding]:
     if ranks > number:
         return [Finding("GPUs", "error", f"{number}", f"{ranks}, one for each rank", "ask for fewer ranks")]
     pynvml.nvmlInit()
-    handles = [pynvml.nvmlDeviceGetHandleByIndex(place) for place in range(pynvml.nvmlDeviceGetCount())]
-    kinds = sorted({str(pynvml.nvmlDeviceGetName(handle)) for handle in handles})
+    handles = _visible_gpus(number)
+    kinds = sorted({str(pynvml.nvmlDeviceGetName(handle)) for handle in handles.values()})
     findings = [Finding("GPUs", "ok", f"{len(handles)} × {' and '.join(kinds)}")]
-    used = [pynvml.nvmlDeviceGetMemoryInfo(handle).used for handle in handles]
-    if busy := [str(place) for place, amount in enumerate(used) if amount > _BUSY]:
-        found = f"GPUs {', '.join(busy)}: up to {max(used) / 1e9:,.1f} GB in use"
+    used = {name: pynvml.nvmlDeviceGetMemoryInfo(handle).used for name, handle in handles.items()}
+    if busy := [name for name, amount in used.items() if amount > _BUSY]:
+        found = f"GPUs {', '.join(busy)}: up to {max(used.values()) / 1e9:,.1f} GB in use"
         remedy = "nvidia-smi shows the processes that use them; end these processes"
         findings.append(Finding("GPU memory", "warning", found, "free GPUs", remedy))
     return findings
+
+
+def _visible_gpus(number: int) -> dict[str, Any]:
+    """NVML's handles of the `number` GPUs that the ranks may use, by index, or as CUDA_VISIBLE_DEVICES names them."""
+    chosen = os.environ.get(VISIBLE)
+    if chosen is None:
+        return {str(place): pynvml.nvmlDeviceGetHandleByIndex(place) for place in range(pynvml.nvmlDeviceGetCount())}
+    return {name: _gpu(name) for name in map(str.strip, chosen.split(",")[:number])}
+
+
+def _gpu(name: str) -> Any:
+    """NVML's handle of a GPU by its index or UUID. The UUID may be shortened, or be that of a MIG instance."""
+    if name.isdecimal():
+        return pynvml.nvmlDeviceGetHandleByIndex(int(name))
+    every = [pynvml.nvmlDeviceGetHandleByIndex(place) for place in range(pynvml.nvmlDeviceGetCount())]
+    found = [handle for handle in every if str(pynvml.nvmlDeviceGetUUID(handle)).startswith(name)]
+    return found[0] if found else pynvml.nvmlDeviceGetHandleByUUID(name)
 
 
 def shared_memory(settings: Settings) -> list[Finding]:

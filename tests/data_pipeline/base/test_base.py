@@ -14,6 +14,7 @@ import sys
 import threading
 from importlib.metadata import version
 from pathlib import Path
+from types import SimpleNamespace
 from typing import IO, Any
 from unittest.mock import Mock
 
@@ -22,7 +23,7 @@ import pyarrow as pa
 import pytest
 from safetensors.numpy import save_file
 
-from data_pipeline.base import atomic, packages, progress
+from data_pipeline.base import atomic, packages, processes, progress
 from data_pipeline.base.arrow_tables import table_of
 from data_pipeline.base.atomic import lock, new_directory, remove_leftovers, temporary_path
 from data_pipeline.base.errors import StoreUnavailable, UserError, may_be_of_node
@@ -112,15 +113,34 @@ def test_a_run_can_be_locked_while_a_command_looks_whether_it_trains(tmp_path, m
     looks = (tmp_path / status.LOCK).open()
     assert lock(looks, None, shared=True)
 
-    def lock_while_it_looks(file: IO[Any], *given: Any) -> bool:
+    def lock_while_it_looks(file: IO[Any], *given: Any, **options: Any) -> bool:
         try:
-            return lock(file, *given)
+            return lock(file, *given, **options)
         finally:
             looks.close()
 
     monkeypatch.setattr(status, "lock_file", lock_while_it_looks)
     with status.lock(tmp_path), pytest.raises(UserError, match="is already training here"):
         status.lock(tmp_path)
+
+
+@each("take", [status.check_lock, status.lock])
+def test_a_restarted_rank_waits_for_the_lock_of_a_lost_machine(take, tmp_path, monkeypatch):
+    """A server of NFS 4 releases the lock after 90 s. The time that passes is simulated."""
+    held, now = status.lock(tmp_path), 0.0
+
+    def sleep(seconds: float) -> None:
+        nonlocal now
+        now += seconds
+        if now > 90:
+            held.close()
+
+    monkeypatch.setattr(processes, "time", SimpleNamespace(monotonic=lambda: now, sleep=sleep))
+    with pytest.raises(UserError, match="is already training here"):
+        take(tmp_path)
+    if file := take(tmp_path, restart=True):
+        file.close()
+    assert 90 < now < 91
 
 
 @each("use", [cached, built, trained])

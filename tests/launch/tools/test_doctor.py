@@ -108,19 +108,32 @@ def test_bandwidth_is_that_of_a_ring():
 
 
 @each(
-    "gpus, found",
+    "gpus, chosen, found",
     [
-        ([("H100", 0), ("H100", 1e9)], {("ok", "2 × H100")}),
-        ([("H100", 0), ("A100", 0)], {("ok", "2 × A100 and H100")}),
-        ([("H100", 0), ("H100", 7e10)], {("ok", "2 × H100"), ("warning", "GPUs 1: up to 70.0 GB in use")}),
-        ([("H100", 0)], {("error", "1")}),
+        ([("H100", 0), ("H100", 1e9)], None, {("ok", "2 × H100")}),
+        ([("H100", 0), ("A100", 0)], None, {("ok", "2 × A100 and H100")}),
+        ([("H100", 0), ("H100", 7e10)], None, {("ok", "2 × H100"), ("warning", "GPUs 1: up to 70.0 GB in use")}),
+        ([("H100", 0)], None, {("error", "1")}),
+        ([("A100", 7e10), ("H100", 0), ("H100", 0)], "2, 1", {("ok", "2 × H100")}),
+        ([("A100", 7e10), ("H100", 0), ("H100", 0)], "GPU-2f,GPU-1f", {("ok", "2 × H100")}),
+        (
+            [("A100", 7e10), ("H100", 0), ("H100", 7e10)],
+            "1,2",
+            {("ok", "2 × H100"), ("warning", "GPUs 2: up to 70.0 GB in use")},
+        ),
     ],
 )
-def test_gpus_are_as_many_as_ranks_and_free(gpus, found, monkeypatch):
-    monkeypatch.setattr(checks, "count_gpus", lambda: len(gpus))
+def test_gpus_are_as_many_as_ranks_and_free(gpus, chosen, found, monkeypatch):
+    """GPUs that CUDA_VISIBLE_DEVICES leaves out don't count, whatever uses them. The start of a UUID names a GPU."""
+    if chosen is None:
+        monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    else:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", chosen)
+    monkeypatch.setattr(checks, "count_gpus", lambda: len(chosen.split(",") if chosen else gpus))
     monkeypatch.setattr(pynvml, "nvmlInit", lambda: None)
     monkeypatch.setattr(pynvml, "nvmlDeviceGetCount", lambda: len(gpus))
     monkeypatch.setattr(pynvml, "nvmlDeviceGetHandleByIndex", lambda place: place)
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetUUID", lambda place: f"GPU-{place}f932f93-d72c-4106-c12f-20bd9faed9f6")
     monkeypatch.setattr(pynvml, "nvmlDeviceGetName", lambda place: gpus[place][0])
     monkeypatch.setattr(pynvml, "nvmlDeviceGetMemoryInfo", lambda place: SimpleNamespace(used=gpus[place][1]))
     assert {(one.level, one.found) for one in checks.gpus(Settings(ranks_here=2))} == found

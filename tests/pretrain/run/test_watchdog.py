@@ -125,6 +125,14 @@ def test_the_supervisor_sees_a_ranks_step_its_marks_and_that_its_first_step_is_d
     assert done.stdout.splitlines() == ["(7, 2, True, False)", "(7, 2, False, False)", "(7, 2, False, False)"]
 
 
+def test_an_error_in_any_letters_is_told(tmp_path, monkeypatch):
+    """A name of a file that isn't UTF-8 has surrogates, which no locale can write."""
+    monkeypatch.setenv(heartbeat.DIRECTORY, str(tmp_path))
+    heartbeat.tell_failed(1, UserError("größe\udcff.txt: no such file"))
+    (message,) = heartbeat.messages(tmp_path, set())
+    assert (message.kind, message.text) == ("failed", "größe\\udcff.txt: no such file")
+
+
 def test_a_hang_is_as_long_as_twenty_usual_steps_and_at_least_two_minutes():
     """One step of an hour among others, as when the disk of the data was away, changes nothing."""
     assert watchdog.hang_limit([0.5] * 19) is None

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from data_pipeline.base.errors import UserError
-from pretrain.run import rank_environment, restarts, status
+from pretrain.run import rank_environment, rank_logs, restarts, status
 from pretrain.run.metrics_file import MetricLog
 from pretrain.run.status import Status
 from pretrain.tools.runs import row, runs
@@ -149,3 +149,15 @@ def test_the_command_that_started_a_run_is_known_without_passwords(argv, variabl
     monkeypatch.setenv(rank_environment.COMMAND, variable)
     masked = "pretrain train r.yaml tracking.mlflow.uri=http://me:***@db"
     assert rank_environment.command() == (masked if command is None else command)
+
+
+def test_the_command_of_a_rank_that_python_code_has_supervised_is_not_that_of_the_run(tmp_path, monkeypatch):
+    """It may name a run file that is gone."""
+    monkeypatch.setattr("sys.argv", ["/v/pretrain/__main__.py", "train", "/tmp/gone/run.yaml"])
+    monkeypatch.delenv(rank_environment.COMMAND, raising=False)
+    monkeypatch.delenv(rank_logs.SUPERVISED, raising=False)
+    assert rank_environment.started_by(1).command == "python -m pretrain train /tmp/gone/run.yaml"
+    monkeypatch.setenv(rank_logs.SUPERVISED, str(tmp_path))
+    assert rank_environment.started_by(1).command == ""
+    monkeypatch.setenv(rank_environment.COMMAND, "launch local run.yaml")
+    assert rank_environment.started_by(1).command == "launch local run.yaml"

@@ -13,6 +13,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import psutil
 import pytest
 from deepspeed.ops.op_builder import AsyncIOBuilder
 from mlflow import MlflowClient
@@ -221,6 +222,22 @@ def test_a_variable_that_is_empty_is_one_that_is_not_set(small_corpus, tmp_path)
         assert alone.stderr.splitlines()[-1].startswith(
             f"error: RANK is set, but not {lacking}: a launcher sets all of them"
         )
+
+
+def test_a_restarted_rank_waits_until_the_run_is_unlocked(small_corpus, tmp_path):
+    """As after the machine of the earlier rank 0 was lost."""
+    path = run_file(tmp_path, small_corpus, run={"max_steps": 1}, evaluation=[])
+    (tmp_path / "run").mkdir()
+    held = status.lock(tmp_path / "run")
+    with Forked("train", path, **{restarts.EARLIER: "9.0"}) as again:
+
+        def waits() -> bool:
+            return str(tmp_path / "run" / status.LOCK) in [file.path for file in psutil.Process(again.pid).open_files()]
+
+        while again.code is None and not waits():
+            time.sleep(0.02)
+        held.close()
+        assert again.wait() == 0, again.stderr
 
 
 def test_a_run_fills_blanks_of_its_corpus(reference, small_corpus, tmp_path):
