@@ -18,8 +18,10 @@ from data_pipeline.base.atomic import strict_json, write_json
 from data_pipeline.base.config_file import check
 from data_pipeline.base.errors import FailedError, UserError
 from data_pipeline.corpus import Corpus, open_corpus
+from data_pipeline.corpus.tokenizer import meaning_of_ids
 from data_pipeline.loading.batch_layout import BatchLayout
 from data_pipeline.loading.batches import Batch
+from data_pipeline.loading.stream import differences
 from pretrain.config import RunConfig
 from pretrain.config.evaluation import HOOKS, SUITES, HookSettings, clashes
 from pretrain.engine.checkpoint import index as checkpoint_index
@@ -220,10 +222,11 @@ def _corpora(paths: Sequence[Path], config: RunConfig | None, trained: TrainedMo
             opened[entry.name or corpus.name] = corpus
     family = trained.model.config.family
     for corpus in opened.values():
-        if corpus.tokenizer.sha256 != trained.tokenizer.sha256:
+        if unlike := differences(meaning_of_ids(trained.tokenizer), meaning_of_ids(corpus.tokenizer)):
             raise UserError(
-                f"{corpus.location}: built with another tokenizer than the model's; `pretrain adapt CHECKPOINT OUT "
-                f"--tokenizer {corpus.location}` gives the model its vocabulary, and a run trains the new rows"
+                f"{corpus.location}: built with another tokenizer than the model's: {'; '.join(unlike)}; "
+                f"`pretrain adapt CHECKPOINT OUT --tokenizer {corpus.location}` gives the model its vocabulary, and a run "
+                "trains the new rows"
             )
         if corpus.objective.kind_of_batches not in FAMILIES[family].objectives:
             learns = ", ".join(FAMILIES[family].objectives)

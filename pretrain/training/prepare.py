@@ -11,8 +11,8 @@ from data_pipeline.base.atomic import fingerprint
 from data_pipeline.base.errors import FailedError, UserError
 from data_pipeline.corpus import Corpus, open_corpus
 from data_pipeline.corpus.objectives.objective import Objective
-from data_pipeline.corpus.tokenizer import Tokenizer
 from data_pipeline.corpus.tokenizer import load as load_tokenizer
+from data_pipeline.corpus.tokenizer import meaning_of_ids
 from data_pipeline.loading.stream import Mixture, Stream, differences, rates
 from pretrain import models
 from pretrain.config.batch import BatchPlan
@@ -297,7 +297,7 @@ def _differences_from_init(model: ModelConfig, path: Path, corpus: Corpus) -> li
     if saved.family != model.family:
         return [f"checkpoint.init_from: {path}: family is {saved.family!r} there, {model.family!r} here"]
     found = differences(_weight_settings(saved), _weight_settings(model))
-    if unlike := differences(_token_ids(tokenizer), _token_ids(corpus.tokenizer)):
+    if unlike := differences(meaning_of_ids(tokenizer), meaning_of_ids(corpus.tokenizer)):
         found.append(
             f"built with another tokenizer than {corpus.location}: {'; '.join(unlike)}; `pretrain adapt {path} OUT "
             f"--tokenizer {corpus.location}` gives the model the corpus's vocabulary"
@@ -340,14 +340,8 @@ def _tokenizer_differences(training: list[Corpus], validation: list[Corpus]) -> 
     return [
         f"{corpus.location}: built with another tokenizer than {first.location}: {'; '.join(found)}"
         for corpus in others
-        if (found := differences(_token_ids(first.tokenizer), _token_ids(corpus.tokenizer)))
+        if (found := differences(meaning_of_ids(first.tokenizer), meaning_of_ids(corpus.tokenizer)))
     ]
-
-
-def _token_ids(tokenizer: Tokenizer) -> dict[str, object]:
-    """The facts that decide what a tokenizer's ids mean."""
-    described = vars(tokenizer.describe())
-    return {f"tokenizer.{key}": described[key] for key in ("kind", "sha256", "special_tokens", "sentinels")}
 
 
 def _objective_problems(key: str, corpora: list[Corpus], cut: bool = False) -> list[str]:
