@@ -17,13 +17,14 @@ import yaml
 from data_pipeline.base.atomic import strict_json, write_json
 from data_pipeline.base.config_file import check
 from data_pipeline.base.errors import FailedError, UserError
-from data_pipeline.corpus import Corpus, open_corpus
+from data_pipeline.corpus import Corpus
 from data_pipeline.corpus.tokenizer import meaning_of_ids
 from data_pipeline.loading.batch_layout import BatchLayout
 from data_pipeline.loading.batches import Batch
 from data_pipeline.loading.stream import differences
 from pretrain.config import RunConfig
 from pretrain.config.evaluation import HOOKS, SUITES, HookSettings, clashes
+from pretrain.config.run_config import CacheSection
 from pretrain.engine.checkpoint import index as checkpoint_index
 from pretrain.engine.checkpoint.trained import TrainedModel, config_of_run
 from pretrain.engine.ranks import process_group
@@ -35,6 +36,7 @@ from pretrain.models import FAMILIES
 from pretrain.models.model import Model
 from pretrain.run.rank_environment import is_launched
 from pretrain.run.world import World
+from pretrain.training.prepare import objective_problems, opened_corpus
 
 _HANG_SECONDS = 1800.0
 
@@ -92,9 +94,15 @@ class Session:
     world: World
     batch_size: int
 
+    @property
+    def cache(self) -> CacheSection:
+        """The run's cache for blocks of remote corpora."""
+        return self.config.data.cache if self.config else CacheSection()
+
     def held_out(self, corpora: Mapping[str, Corpus]) -> ValidationData:
         layout = BatchLayout(self.world.rank, self.world.size, self.batch_size, 1)
-        return ValidationData(corpora, self.trained.tokenizer, skip_damage=False, layout=layout)
+        skip_damage = self.config is not None and self.config.data.on_damage == "skip"
+        return ValidationData(corpora, self.trained.tokenizer, skip_damage, layout)
 
     def evaluation(self, subject: TrainedModel) -> Evaluation:
         collectives = Collectives(None, self.trained.device, alone=self.world.size == 1)
@@ -133,7 +141,7 @@ def evaluate(
     failed = False
     with opened_checkpoint(checkpoint, micro_batch) as session:
         hooks = selected_hooks(suite, names, session.config.evaluation if session.config else [])
-        held_out = _corpora(corpora, session.config, session.trained)
+        held_out = _corpora(corpora, session)
         objectives = {name: corpus.objective.full_name for name, corpus in held_out.items()}
         if not held_out and any(settings.needs_corpus for settings in hooks):
             raise UserError(f"{checkpoint}: no held-out corpus is known; give --corpus")
@@ -194,10 +202,12 @@ def evaluate_on_tasks(
 
 def training_corpora(config: RunConfig | None) -> list[Corpus]:
     """The training corpora of a run that can be opened."""
+    if config is None:
+        return []
     found = []
-    for entry in config.data.train if config else []:
+    for entry in config.data.train:
         with contextlib.suppress(UserError):
-            found.append(open_corpus(entry.corpus))
+            found.append(opened_corpus(entry.corpus, config.data.cache))
     return found
 
 
@@ -208,25 +218,37 @@ def _trained_on(config: RunConfig | None) -> str | None:
     return next((corpus.objective.name for corpus in training_corpora(config)), None)
 
 
-def _corpora(paths: Sequence[Path], config: RunConfig | None, trained: TrainedModel) -> dict[str, Corpus]:
-    """The validation corpora by name: those at `paths`, or the corpora of the run."""
-    opened: dict[str, Corpus] = {}
-    for corpus in map(open_corpus, paths):
-        if other := opened.get(corpus.name):
+def _corpora(paths: Sequence[Path], session: Session) -> dict[str, Corpus]:
+    """The validation corpora by name: those at `paths`, or the corpora of the run.
+
+    A corpus at `paths` has the run's `data.objective` if the corpus's rows fit this objective. Otherwise the corpus has
+    its own objective, and a line on stderr names both.
+    """
+    config, trained = session.config, session.trained
+    found: dict[str, Corpus] = {}
+    for path in paths:
+        corpus = opened_corpus(str(path), session.cache)
+        if other := found.get(corpus.name):
             both = f"{other.location} and {corpus.location} are both named {corpus.name!r}"
             raise UserError(f"--corpus: {both}; evaluate one after the other")
-        opened[corpus.name] = corpus
+        as_trained = corpus.with_objective(config.data.objective if config else None)
+        fits = not objective_problems("data.objective", [as_trained])
+        if not fits and session.world.rank == 0:
+            own, of_run = corpus.objective.full_name, as_trained.objective.full_name
+            line = f"evaluated with its own objective, {own}: its rows don't fit the run's, {of_run}"
+            print(f"{corpus.location}: {line}", file=sys.stderr)
+        found[corpus.name] = as_trained if fits else corpus
     if config and not paths:
         for entry in config.data.validation:
-            corpus = open_corpus(entry.corpus).with_objective(config.data.held_out_objective(entry))
-            opened[entry.name or corpus.name] = corpus
+            corpus = opened_corpus(entry.corpus, session.cache).with_objective(config.data.held_out_objective(entry))
+            found[entry.name or corpus.name] = corpus
     family = trained.model.config.family
-    for corpus in opened.values():
+    for corpus in found.values():
         if unlike := differences(meaning_of_ids(trained.tokenizer), meaning_of_ids(corpus.tokenizer)):
             raise UserError(
                 f"{corpus.location}: built with another tokenizer than the model's: {'; '.join(unlike)}; "
-                f"`pretrain adapt CHECKPOINT OUT --tokenizer {corpus.location}` gives the model its vocabulary, and a run "
-                "trains the new rows"
+                f"`pretrain adapt CHECKPOINT OUT --tokenizer {corpus.location}` gives the model its vocabulary, and "
+                "a run trains the new rows"
             )
         if corpus.objective.kind_of_batches not in FAMILIES[family].objectives:
             learns = ", ".join(FAMILIES[family].objectives)
@@ -235,4 +257,4 @@ def _corpora(paths: Sequence[Path], config: RunConfig | None, trained: TrainedMo
             )
         if not corpus.rows("validation"):
             raise UserError(f"{corpus.location}: has no validation rows")
-    return opened
+    return found

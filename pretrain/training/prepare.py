@@ -144,9 +144,10 @@ def prepare(config: RunConfig, world: World, resume: Path | None = None, of_devi
     Raises UserError with all problems, one line each. `of_devices`: further problems, which join them.
     """
     data = config.data
-    training = [_opened(entry.corpus, data.cache).with_objective(data.objective) for entry in data.train]
+    training = [opened_corpus(entry.corpus, data.cache).with_objective(data.objective) for entry in data.train]
     validation = [
-        _opened(entry.corpus, data.cache).with_objective(data.held_out_objective(entry)) for entry in data.validation
+        opened_corpus(entry.corpus, data.cache).with_objective(data.held_out_objective(entry))
+        for entry in data.validation
     ]
     stages = [[corpus.with_objective(stage.objective) for corpus in training] for stage in data.curriculum]
     in_stages = [corpus for corpora in stages for corpus in corpora]
@@ -159,15 +160,15 @@ def prepare(config: RunConfig, world: World, resume: Path | None = None, of_devi
         *_corpus_problems("validation", validation),
         *_name_problems(names, validation),
         *_tokenizer_differences(training, validation),
-        *_objective_problems("data.objective", training),
+        *objective_problems("data.objective", training),
         *id_problems,
         *_row_problems(config, model, [*in_stages, *training, *validation]),
         *_optimizer_problems(config, model),
     ]
     for number, corpora in enumerate(stages):
-        problems += _objective_problems(f"data.curriculum.{number}.objective", corpora, cut=True)
+        problems += objective_problems(f"data.curriculum.{number}.objective", corpora, cut=True)
     for number, (entry, corpus) in enumerate(zip(data.validation, validation, strict=True)):
-        problems += _objective_problems(f"data.validation.{number}.objective", [corpus] if entry.objective else [])
+        problems += objective_problems(f"data.validation.{number}.objective", [corpus] if entry.objective else [])
     held_out = {name: corpus.objective.full_name for name, corpus in zip(names, validation, strict=True)}
     for number, hook in enumerate(config.evaluation):
         problems += [f"evaluation.{number}.{problem}" for problem in hook.problems(held_out)]
@@ -203,7 +204,8 @@ def state_of(run: Path, checkpoint: Path) -> TrainState:
     return after_rewinds(run, checkpoint_index.read(checkpoint).train_state)
 
 
-def _opened(location: str, cache: CacheSection) -> Corpus:
+def opened_corpus(location: str, cache: CacheSection) -> Corpus:
+    """The corpus at `location`, with the cache of a run. Raises UserError if there is none."""
     directory = Path(cache.directory) if cache.directory else None
     return open_corpus(location, directory, int(cache.gigabytes * 1e9), cache.wait_seconds)
 
@@ -344,7 +346,7 @@ def _tokenizer_differences(training: list[Corpus], validation: list[Corpus]) -> 
     ]
 
 
-def _objective_problems(key: str, corpora: list[Corpus], cut: bool = False) -> list[str]:
+def objective_problems(key: str, corpora: list[Corpus], cut: bool = False) -> list[str]:
     """Corpora whose rows don't fit the objective at `key`, which replaces the corpus's own. `cut`: rows may be cut
     to its length."""
     problems = []

@@ -14,7 +14,6 @@ from typer.testing import CliRunner
 
 from data_pipeline.base.errors import UserError
 from data_pipeline.corpus import open_corpus
-from data_pipeline.corpus.objectives.denoising import Denoising
 from data_pipeline.corpus.tokenizer import Tokenizer
 from data_pipeline.corpus.tokenizer.sentencepiece import SentencePiece
 from data_pipeline.text.vocabulary import Vocabulary
@@ -622,15 +621,15 @@ def test_answers_go_to_stdout_while_a_bar_is_on_the_terminal(monkeypatch):
 
 def test_blanks_are_whole_words_that_a_hash_chooses(small_corpus):
     corpus = open_corpus(str(small_corpus))
-    pairs = blank_out(corpus, corpus.tokenizer, 4, seed=0)
+    pairs = blank_out(corpus, corpus.tokenizer, "span_corruption", 4, seed=0)
     for given, sentence in pairs:
         words, blanks = sentence.split(" "), [word for word in given.split(" ") if word.startswith("<")]
         assert blanks == [f"<extra_id_{number}>" for number in range(len(blanks))]
         assert 1 <= len(blanks) <= len(words) // 7
         assert all(left in (right, *blanks) for left, right in zip(given.split(" "), words, strict=True))
         assert all(right.isalpha() for left, right in zip(given.split(" "), words, strict=True) if left != right)
-    assert blank_out(corpus, corpus.tokenizer, 2, seed=0) == pairs[:2]
-    assert blank_out(corpus, corpus.tokenizer, 4, seed=1) != pairs
+    assert blank_out(corpus, corpus.tokenizer, "span_corruption", 2, seed=0) == pairs[:2]
+    assert blank_out(corpus, corpus.tokenizer, "span_corruption", 4, seed=1) != pairs
 
 
 def test_blanks_are_masks_for_denoising_and_where_there_are_no_sentinels(small_corpus):
@@ -638,13 +637,22 @@ def test_blanks_are_masks_for_denoising_and_where_there_are_no_sentinels(small_c
     corpus = open_corpus(str(small_corpus))
     pieces = corpus.tokenizer.model
     with_masks = Tokenizer(pieces, ["<mask>", "<s>"], 0)
-    for given, sentence in (pairs := blank_out(corpus, with_masks, 3, seed=0)):
+    for given, sentence in (pairs := blank_out(corpus, with_masks, "span_corruption", 3, seed=0)):
         assert "<mask>" in given
         assert "<s>" not in given
         rest = iter(sentence.split())
         assert all(word in rest for word in given.split() if "<mask>" not in word)
         assert with_masks.vocabulary.mask in with_masks.encode_with_sentinels(given)
     assert len(pairs) == 3
-    assert blank_out(corpus.with_objective(Denoising()), Tokenizer(pieces, ["<mask>", "<s>"], 9), 3, seed=0) == pairs
+    assert blank_out(corpus, Tokenizer(pieces, ["<mask>", "<s>"], 9), "denoising", 3, seed=0) == pairs
     with pytest.raises(UserError, match="neither"):
-        blank_out(corpus, Tokenizer(pieces, [], 0), 3, seed=0)
+        blank_out(corpus, Tokenizer(pieces, [], 0), "span_corruption", 3, seed=0)
+
+
+def test_sentences_of_a_corpus_are_masked_as_in_the_training_of_the_model(with_marks, small_corpus, monkeypatch):
+    """The corpus was built for span corruption."""
+    bart = random_model("bart", vocab_size=with_marks.size, max_positions=512)
+    for objective, mark in (("denoising", "<mask>"), ("span_corruption", "<extra_id_0>"), (None, "<extra_id_0>")):
+        trained = TrainedModel(bart, with_marks, objective)
+        done = invoke(monkeypatch, trained, "--corpus", small_corpus, "-n", 1, "--max-new-tokens", 3, "--jsonl")
+        assert mark in json.loads(done.stdout)["text"]

@@ -1,6 +1,9 @@
 """`pretrain evaluate`: which corpora a checkpoint is evaluated on, and how they are read."""
 
+import json
 import re
+import shutil
+from pathlib import Path
 
 import pytest
 
@@ -8,15 +11,73 @@ from data_pipeline.base.errors import UserError
 from data_pipeline.corpus import open_corpus
 from data_pipeline.corpus.tokenizer import Tokenizer
 from pretrain.engine.checkpoint.trained import save_weights
-from tests.support.small_evaluations import T5, evaluated, evaluation_of
+from tests.support.runs import run_file
+from tests.support.small_evaluations import CAUSAL, T5, evaluated, evaluation_of
+
+LOSS = ["validation_loss"]
+
+
+def saved(folder: Path, family: dict, tokenizer: Tokenizer, run: Path | None = None) -> Path:
+    """A checkpoint of random weights, and of the run file `run`."""
+    model, _ = evaluation_of(family, tokenizer)
+    save_weights(model.config, model.state_dict(), tokenizer, folder / "saved", run_file=run)
+    return folder / "saved"
+
+
+def metrics(*arguments) -> dict[str, float]:
+    """The losses of an evaluation, without how long it took."""
+    found = json.loads(evaluated(*arguments, names=LOSS))
+    return {name: value for name, value in found.items() if name.startswith("validation/")}
+
+
+def data(corpus: object, **changes: object) -> dict[str, object]:
+    return {"train": [{"corpus": str(corpus)}], "validation": [{"corpus": str(corpus)}], **changes}
 
 
 def test_a_corpus_whose_ids_mean_something_else_is_refused(small_corpus, tmp_path):
     """The same text model, and as many ids: of a special token and one sentinel less."""
     tokenizer = open_corpus(small_corpus).tokenizer
     other = Tokenizer(tokenizer.model, ["[R]"], tokenizer.sentinels - 1)
-    model, _ = evaluation_of(T5, other)
-    save_weights(model.config, model.state_dict(), other, tmp_path / "saved")
     found = f"{small_corpus}: built with another tokenizer than the model's: tokenizer.sentinels is 19 there, 20 here; "
     with pytest.raises(UserError, match=re.escape(found)):
-        evaluated(tmp_path / "saved", [small_corpus], ["validation_loss"])
+        evaluated(saved(tmp_path, T5, other), [small_corpus], LOSS)
+
+
+def test_a_corpus_that_is_given_is_evaluated_with_the_objective_of_the_run(small_corpus, tmp_path):
+    """A decoder's, which the corpus itself, built for span corruption, doesn't have."""
+    corpus = open_corpus(small_corpus)
+    objective = {"name": "causal_lm", "length": corpus.manifest.rows.raw_length - 1}
+    path = run_file(tmp_path, small_corpus, model=CAUSAL, data=data(small_corpus, objective=objective))
+    checkpoint = saved(tmp_path, CAUSAL, corpus.tokenizer, path)
+    own = metrics(checkpoint)
+    assert own["validation/small/loss"] > 0
+    assert metrics(checkpoint, [small_corpus]) == own
+
+
+def test_a_corpus_whose_rows_do_not_fit_the_objective_of_the_run_keeps_its_own(
+    small_corpus, corpus_built_with_noise, tmp_path, capsys
+):
+    corpus = open_corpus(small_corpus)
+    objective = {"name": "prefix_lm", "length": corpus.manifest.rows.raw_length}
+    path = run_file(tmp_path, small_corpus, model=T5, data=data(small_corpus, objective=objective))
+    found = metrics(saved(tmp_path, T5, corpus.tokenizer, path), [corpus_built_with_noise])
+    assert found["validation/small/loss"] > 0
+    line = "evaluated with its own objective, span_corruption: its rows don't fit the run's, prefix_lm"
+    assert f"{corpus_built_with_noise}: {line}\n" in capsys.readouterr().err
+
+
+def test_corpora_are_read_with_the_cache_and_past_the_damage_of_the_run(small_corpus, tmp_path):
+    """Every block of the copy is damaged."""
+    copy = shutil.copytree(small_corpus, tmp_path / "corpus")
+    blocks = open_corpus(copy).blocks("validation")
+    for shard in (copy / "shards/validation").iterdir():
+        content = bytearray(shard.read_bytes())
+        for place in blocks.of_shard(f"shards/validation/{shard.name}").tolist():
+            content[int(blocks.offset[place]) + 700] ^= 1
+        shard.write_bytes(content)
+    cache = {"directory": str(tmp_path / "cache")}
+    path = run_file(tmp_path, copy, model=T5, data=data(f"file://{copy}", on_damage="skip", cache=cache))
+    corpus = open_corpus(copy)
+    found = metrics(saved(tmp_path, T5, corpus.tokenizer, path))
+    assert found["validation/small/damaged_rows"] == corpus.rows("validation")
+    assert [*(tmp_path / "cache/corpora").iterdir()]
