@@ -110,7 +110,7 @@ class Session:
 
     def prompt_format(self, form: str | None) -> PromptFormat:
         vocabulary = self.trained.tokenizer.vocabulary
-        return PromptFormat.choose(self.trained.model.config, vocabulary, form, _trained_on(self.config))
+        return PromptFormat.choose(self.trained.model.config, vocabulary, form, self.trained.objective)
 
 
 @contextlib.contextmanager
@@ -209,13 +209,6 @@ def training_corpora(config: RunConfig | None) -> list[Corpus]:
         with contextlib.suppress(UserError):
             found.append(opened_corpus(entry.corpus, config.data.cache))
     return found
-
-
-def _trained_on(config: RunConfig | None) -> str | None:
-    """The name of the objective that a run trains with; None: unknown."""
-    if config and config.data.objective:
-        return config.data.objective.name
-    return next((corpus.objective.name for corpus in training_corpora(config)), None)
 
 
 def _corpora(paths: Sequence[Path], session: Session) -> dict[str, Corpus]:

@@ -78,6 +78,7 @@ class PreparedRun:
             mixture=self.stream.mixture,
             settings=self.config.checkpoint,
             resumed=self.train_state.step if self.resume else None,
+            objective=self.training[0].objective.name,
         )
 
     @property

@@ -508,22 +508,32 @@ def test_answers_are_formed_as_in_training(with_marks):
 
 
 def test_a_checkpoint_says_what_its_model_was_trained_on(with_marks, small_corpus, tmp_path):
-    """By its run's `data.objective`, or by its corpora where inputs depend on it."""
+    """A checkpoint of before goes by its run's `data.objective`, or by the run's corpora that are still the same."""
     model = as_at_the_start("bart", vocab_size=with_marks.size)
     parts = (model.config, model.state_dict(), with_marks)
     save_weights(*parts, tmp_path / "imported")
     origin = checkpoint_index.read(tmp_path / "imported")
-    in_run_file = {**origin.identity, "data": {"objective": {"name": "denoising"}}}
-    save_weights(*parts, tmp_path / "by_key", replace(origin, identity=in_run_file))
-    save_weights(*parts, tmp_path / "by_corpus", run_file=run_file(tmp_path, small_corpus))
-    save_weights(*parts, tmp_path / "moved", run_file=run_file(tmp_path, tmp_path / "gone"))
+    corpus = open_corpus(small_corpus)
+
+    def of_run(data):
+        return replace(origin, identity={**origin.identity, "data": data})
+
+    here, moved = (run_file(tmp_path / name, folder) for name, folder in (("a", small_corpus), ("b", tmp_path / "no")))
+    save_weights(*parts, tmp_path / "recorded", replace(origin, objective="denoising"))
+    save_weights(*parts, tmp_path / "by_key", of_run({"objective": {"name": "denoising"}}))
+    save_weights(*parts, tmp_path / "by_corpus", of_run({"train": [{"corpus": corpus.fingerprint}]}), here)
+    save_weights(*parts, tmp_path / "other", of_run({"train": [{"corpus": "of another corpus"}]}), here)
+    save_weights(*parts, tmp_path / "moved", of_run({"train": [{"corpus": corpus.fingerprint}]}), moved)
     for name, objective in (
         ("imported", None),
+        ("recorded", "denoising"),
         ("by_key", "denoising"),
-        ("by_corpus", open_corpus(small_corpus).objective.name),
+        ("by_corpus", corpus.objective.name),
+        ("other", None),
         ("moved", None),
     ):
         assert TrainedModel.open(tmp_path / name).objective == objective, name
+
 
 
 def invoke(monkeypatch, trained, *arguments, piped=None):
