@@ -19,6 +19,7 @@ from data_pipeline.corpus.tokenizer import Tokenizer
 from data_pipeline.corpus.tokenizer.ids import Ids
 from pretrain.engine.checkpoint import index as checkpoint_index
 from pretrain.engine.checkpoint.trained import AVERAGE_OF, config_of_run, objective_of
+from pretrain.export.tokenizer_files import marks
 from pretrain.models import FAMILIES, ModelConfig, meta_model
 from pretrain.models.state_dict_adapter import HFModel
 from pretrain.run.metrics_file import read_metrics
@@ -106,7 +107,7 @@ def page(lineage: Lineage, config: ModelConfig, hf: HFModel, tokenizer: Tokenize
         f"A model of the family `{config.family}` with {meta_model(config).num_parameters():,} parameters, pretrained "
         "with encdec-pretrain.",
         "## How to load it\n\ntransformers 5:",
-        _with_ids(tokenizer, config, hf, arguments)
+        _with_ids(tokenizer, config, hf, lineage.objective, arguments)
         if isinstance(tokenizer.model, Ids)
         else f"```python\nfrom transformers import AutoTokenizer, {name}\n\n"
         f"tokenizer = AutoTokenizer.from_pretrained({arguments})\nmodel = {name}.from_pretrained({arguments})\n```",
@@ -115,10 +116,11 @@ def page(lineage: Lineage, config: ModelConfig, hf: HFModel, tokenizer: Tokenize
     return "\n\n".join(parts) + "\n"
 
 
-def _with_ids(tokenizer: Tokenizer, config: ModelConfig, hf: HFModel, arguments: str) -> str:
+def _with_ids(tokenizer: Tokenizer, config: ModelConfig, hf: HFModel, objective: str | None, arguments: str) -> str:
     """How to load and call a model whose inputs are ids of documents, which have no text."""
     vocabulary, names = tokenizer.vocabulary, tokenizer.names
-    ids = [vocabulary.start] * hf.begins + [*range(min(3, vocabulary.text[1]))] + [vocabulary.eos] * hf.ends
+    begins, ends = marks(hf, objective)
+    ids = [vocabulary.start] * begins + [*range(min(3, vocabulary.text[1]))] + [vocabulary.eos] * ends
     call = "model(input_ids).logits" if FAMILIES[config.family].generates is None else "model.generate(input_ids)"
     added = ", ".join(f"`{name}` {id_}" for id_, name in sorted(names.items()) if id_ not in vocabulary.sentinel_ids)
     sentinels = [f"`{names[id_]}` {id_}" for id_ in map(vocabulary.sentinel, range(vocabulary.sentinels))]
