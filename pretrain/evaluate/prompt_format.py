@@ -61,7 +61,7 @@ class PromptFormat:
 
     Attributes:
         separated: True if EOS stands between a context and its continuation, and after it: the objective `in_one_row`.
-        bos: what the context of an `answer` begins with; None: no token.
+        bos: the token that the context and the continuation of an `answer` begin with; None: no token.
     """
 
     form: Form
@@ -109,7 +109,7 @@ class PromptFormat:
             marks = 2 if self.form == "blank" else max(3, len(scored) + 1)
             return self.infilling(self._last(context, marks), [], continuation, ends)
         bos = [] if self.bos is None else [self.bos]
-        return Prompt([*bos, *self._last(context, 1 + len(bos)), *eos], [], scored)
+        return Prompt([*bos, *self._last(context, 1 + len(bos)), *eos], bos, scored)
 
     @property
     def has_blanks(self) -> bool:

@@ -211,8 +211,7 @@ class Answers:
 
 def _answer(tokenizer: Tokenizer, text: str, prompt: list[int], row: list[int], continues: bool) -> Answer:
     vocabulary = tokenizer.vocabulary
-    new = before_eos(row, vocabulary)
-    new = new[1:] if new[:1] == [vocabulary.bos] else new  # BART's answers begin with it
+    new = answer_ids(row, vocabulary)
     generated = tokenizer.decode(new)
     if continues:
         return Answer(text, generated, tokenizer.decode([*prompt, *new]), has_blanks=False)
@@ -246,6 +245,12 @@ def written(
 def before_eos(ids: Iterable[int], vocabulary: Vocabulary) -> list[int]:
     """The ids before the first EOS."""
     return list(takewhile(lambda id_: id_ != vocabulary.eos, ids))
+
+
+def answer_ids(ids: Iterable[int], vocabulary: Vocabulary) -> list[int]:
+    """The ids of an answer: before the first EOS, without the BOS that BART's answers begin with."""
+    answer = before_eos(ids, vocabulary)
+    return answer[1:] if answer[:1] == [vocabulary.bos] else answer
 
 
 def padded(
