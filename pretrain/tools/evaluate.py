@@ -150,7 +150,8 @@ def evaluate(
         if lines := [f"--hook {hooks[number].hook}: {line}" for number, line in clashes(hooks, objectives) if names]:
             raise UserError("\n".join(lines))
         hooks = [settings for settings in hooks if not settings.problems(objectives)]
-        runner, step = HookRunner(hooks, session.held_out(held_out), out), checkpoint_index.read(checkpoint).step
+        runner = HookRunner(hooks, session.held_out(held_out), out, resumes=False)
+        step = checkpoint_index.read(checkpoint).step
         for findings in runner.after(Standalone(session.trained), step, last=True):
             metrics |= findings.metrics
             failed |= findings.failed

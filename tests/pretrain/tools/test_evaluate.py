@@ -3,6 +3,7 @@
 import json
 import re
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,17 +11,23 @@ import pytest
 from data_pipeline.base.errors import UserError
 from data_pipeline.corpus import open_corpus
 from data_pipeline.corpus.tokenizer import Tokenizer
+from pretrain.engine.checkpoint import index as checkpoint_index
+from pretrain.engine.checkpoint.index import Index
 from pretrain.engine.checkpoint.trained import save_weights
+from pretrain.evaluate import record
+from pretrain.evaluate.hook import EvalResult
 from tests.support.runs import run_file
 from tests.support.small_evaluations import CAUSAL, T5, evaluated, evaluation_of
 
 LOSS = ["validation_loss"]
 
 
-def saved(folder: Path, family: dict, tokenizer: Tokenizer, run: Path | None = None) -> Path:
-    """A checkpoint of random weights, and of the run file `run`."""
+def saved(
+    folder: Path, family: dict, tokenizer: Tokenizer, run: Path | None = None, origin: Index | None = None
+) -> Path:
+    """A checkpoint of random weights, with the run file `run` and the step of `origin`."""
     model, _ = evaluation_of(family, tokenizer)
-    save_weights(model.config, model.state_dict(), tokenizer, folder / "saved", run_file=run)
+    save_weights(model.config, model.state_dict(), tokenizer, folder / "saved", origin, run)
     return folder / "saved"
 
 
@@ -81,3 +88,17 @@ def test_corpora_are_read_with_the_cache_and_past_the_damage_of_the_run(small_co
     found = metrics(saved(tmp_path, T5, corpus.tokenizer, path))
     assert found["validation/small/damaged_rows"] == corpus.rows("validation")
     assert [*(tmp_path / "cache/corpora").iterdir()]
+
+
+def test_evaluations_of_several_checkpoints_share_a_table_in_any_order(small_corpus, tmp_path):
+    """A second evaluation of a checkpoint replaces the first. A run that resumes drops the steps that it takes again."""
+    tokenizer, hook = open_corpus(small_corpus).tokenizer, "{hook: samples, number: 1, max_new_tokens: 2}"
+    index = checkpoint_index.read(saved(tmp_path, T5, tokenizer))
+    for step in (2, 1):
+        of_step = replace(index, train_state=replace(index.train_state, step=step))
+        saved(tmp_path / str(step), T5, tokenizer, origin=of_step)
+    for step in (2, 1, 1):
+        evaluated(tmp_path / str(step) / "saved", [small_corpus], [hook], tmp_path / "out")
+    assert [row["step"] for row in record.table(tmp_path / "out/samples.json")] == [1, 2]
+    record.keep(tmp_path / "out", 1, EvalResult(tables={"samples": [{"written": "again"}]}))
+    assert [row["step"] for row in record.table(tmp_path / "out/samples.json")] == [1]
