@@ -19,7 +19,7 @@ from data_pipeline.base.config_file import check
 from data_pipeline.base.errors import UserError
 from data_pipeline.corpus.tokenizer import Tokenizer
 from pretrain.evaluate.generation.settings import GenerationSettings
-from pretrain.evaluate.generation.texts import answer_ids, before_eos, split_spans, written
+from pretrain.evaluate.generation.texts import before_eos, split_spans, without_bos, written
 from pretrain.evaluate.hook import EvalResult, Evaluation
 from pretrain.evaluate.prompt_format import Prompt, PromptFormat, PromptScores
 from pretrain.models.model import Model
@@ -89,7 +89,7 @@ class LmEvalRequests:
         # a decoder that reads the context too has half of its positions for the answer, unless the task says otherwise
         default = _NEW_TOKENS if longest is None else min(_NEW_TOKENS, longest // 2 if causal or copies else longest)
         settings, until = _decoding(options, default)
-        begins = copies or (self._format.form == "answer" and self._format.bos is not None)  # with <s>
+        begins = int(copies or (self._format.form != "blank" and self._format.bos is not None))  # with <s>
         most = settings.max_new_tokens if longest is None else min(settings.max_new_tokens, longest - begins)
         ids = self._tokenizer.encode([context.rstrip()])[0]
         if copies and longest is not None:  # the end of the context, with room for <s> and the answer
@@ -97,12 +97,13 @@ class LmEvalRequests:
         prompt = self._format.prompt(ids, [])
         inputs = prompt.prefix if causal else prompt.encoder
         if causal and longest is not None:  # the end of the prompt, with room for the answer
-            inputs = inputs[-max(longest - most + 1, 1) :]
-        copied = len(prompt.prefix) if copies else 0
-        settings = settings.model_copy(update={"max_new_tokens": (copied or begins) + most})
+            inputs = [*inputs[:begins], *inputs[begins:][-max(longest - most + 1 - begins, 1) :]]
+        first = 0 if causal else len(prompt.prefix) if copies else begins  # ids that the model writes before the answer
+        settings = settings.model_copy(update={"max_new_tokens": first + most})
         vocabulary = self._tokenizer.vocabulary
         (row,) = written(self._model, [inputs], vocabulary, settings, causal, numbers=[number])
-        new = before_eos(row, vocabulary)[copied:] if copies else answer_ids(row, vocabulary)
+        new = before_eos(row, vocabulary)
+        new = new[first:] if copies else without_bos(new, vocabulary)
         if self._format.form == "blank":
             new = split_spans(new, vocabulary).get(vocabulary.first_sentinel, [])
         text = self._tokenizer.decode(new)

@@ -15,7 +15,7 @@ from data_pipeline.base.errors import UserError
 from pretrain.config.evaluation import TextToTextSettings
 from pretrain.evaluate import held_out_pairs
 from pretrain.evaluate.generation.settings import GenerationSettings
-from pretrain.evaluate.generation.texts import answer_ids, bos_of, written
+from pretrain.evaluate.generation.texts import before_eos, bos_of, without_bos, written
 from pretrain.evaluate.held_out_pairs import Question, Task
 from pretrain.evaluate.hook import EvalResult, Evaluation, Row
 from pretrain.evaluate.prompt_format import Prompt, PromptFormat, PromptScores
@@ -99,7 +99,7 @@ class TextToTextAnswers:
 
             def write(mine: Sequence[list[int]]) -> list[Answer]:
                 rows = written(model, mine, vocabulary, decoding, causal) if mine else []
-                texts = [tokenizer.decode(answer_ids(row, vocabulary)) for row in rows]
+                texts = [tokenizer.decode(without_bos(before_eos(row, vocabulary), vocabulary)) for row in rows]
                 return [Answer(text, vocabulary.eos not in row) for text, row in zip(texts, rows, strict=True)]
 
             answers = evaluation.shared(inputs, write, Answer)

@@ -7,7 +7,7 @@ import shutil
 import sys
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TextIO
 
@@ -28,6 +28,7 @@ from pretrain.config.run_config import CacheSection
 from pretrain.engine.checkpoint import index as checkpoint_index
 from pretrain.engine.checkpoint.trained import TrainedModel, config_of_run
 from pretrain.engine.ranks import process_group
+from pretrain.evaluate.generation.texts import bos_of_prompts
 from pretrain.evaluate.hook import Collectives, EvalResult, Evaluation, ValidationData
 from pretrain.evaluate.hook_runner import HookRunner
 from pretrain.evaluate.lm_eval import LmEvalRequests, LmEvalSettings, run_tasks
@@ -109,8 +110,10 @@ class Session:
         return Evaluation(Standalone(subject), self.held_out({}), 0, collectives)
 
     def prompt_format(self, form: str | None) -> PromptFormat:
-        vocabulary = self.trained.tokenizer.vocabulary
-        return PromptFormat.choose(self.trained.model.config, vocabulary, form, self.trained.objective)
+        tokenizer, objective = self.trained.tokenizer, self.trained.objective
+        found = PromptFormat.choose(self.trained.model.config, tokenizer.vocabulary, form, objective)
+        goes_on = found.form == "continuation"
+        return replace(found, bos=bos_of_prompts(tokenizer, objective)) if goes_on else found
 
 
 @contextlib.contextmanager
