@@ -4,6 +4,7 @@ import contextlib
 import io
 import json
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -104,6 +105,27 @@ def test_a_decoder_only_model_is_scored_plainly(tokenizer):
         assert found == pytest.approx(log_p_after(model, given, after), rel=1e-5)
     text = " ".join(str(number) for number in range(60))
     assert math.isfinite(requests.rolling([text])[0])
+
+
+def test_a_decoder_reads_bos_before_every_context_where_its_training_had_it(tokenizer, monkeypatch):
+    """A context that is too long loses its beginning, but not BOS, and leaves the answer its 10 tokens."""
+    model, evaluation = evaluation_of(CAUSAL, tokenizer)
+    prompt_format = replace(PromptFormat.choose(model.config, tokenizer.vocabulary, None, None), bos=7)
+    requests = LmEvalRequests(model, prompt_format, evaluation, 2)
+    for context, continuation in (("The sky is", " blue"), ("", "Once upon a time")):
+        before, whole = tokenizer.encode([context, context + continuation])
+        wanted = log_p_after(model, [7, *before], whole[len(before) :])
+        assert requests.loglikelihood([(context, continuation)])[0][0] == pytest.approx(wanted, rel=1e-5)
+    asked, context = [], " ".join(["The sky is"] * 40)
+
+    def write(model, inputs, *_, **__):
+        asked.extend(inputs)
+        return [[]]
+
+    monkeypatch.setattr("pretrain.evaluate.lm_eval.written", write)
+    (ids,) = tokenizer.encode([context])
+    requests.generate([(context, {"max_gen_toks": 10})])
+    assert asked == [[7, *ids[-54:]]]
 
 
 BART = {"family": "bart", **SIZES, "num_encoder_layers": 1, "num_decoder_layers": 1, "max_positions": 64}
