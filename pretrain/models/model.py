@@ -124,9 +124,7 @@ class Head(Linear):
             return losses
         return losses.new_zeros(labels.numel()).index_copy(0, indices, losses).view(labels.shape)
 
-    def _recorded(
-        self, x: Tensor, labels: Tensor, hits: list[Tensor], z_loss: float, label_smoothing: float
-    ) -> Tensor:
+    def _recorded(self, x: Tensor, labels: Tensor, hits: list[Tensor], z_loss: float, label_smoothing: float) -> Tensor:
         """The losses (…) of states (…, d_model); appends to `hits`. Only a chunk of the logits exists at a time."""
         step = arithmetic.rows_per_chunk(self.weight)
         losses, likeliest = [], []
