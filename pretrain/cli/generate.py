@@ -108,7 +108,9 @@ def generate(
         family = trained.model.config.family
         if models.FAMILIES[family].generates != "answers":
             raise UserError(f"--corpus: models of the family {family} don't fill masked spans")
-        blanked = blanks.blank_out(corpora.open_corpus(corpus), trained.tokenizer, number, seed)
+        held_out = corpora.open_corpus(corpus)
+        objective = trained.objective or held_out.objective.name
+        blanked = blanks.blank_out(held_out, trained.tokenizer, objective, number, seed)
         if not blanked:
             raise UserError(f"{corpus}: no held-out sentence to mask; give a TEXT")
         inputs += [text for text, _ in blanked]

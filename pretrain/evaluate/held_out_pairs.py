@@ -31,25 +31,35 @@ class Task(NamedTuple):
 
     Attributes:
         corpus: the corpus of the questions; None: a file.
+        trained_on: the name of the objective that the model's inputs and answers begin as in; None: unknown.
     """
 
     name: str
     objective: TextToText
     questions: list[Question]
     corpus: Corpus | None
+    trained_on: str | None
 
 
 def tasks(settings: PairsSettings, corpora: Mapping[str, Corpus]) -> list[Task]:
     """The questions of `settings.file`, or of each corpus of pairs that `settings` selects. Raises UserError for a copy
-    of a corpus without documents, and for a file without pairs."""
+    of a corpus without documents, and for a file without pairs.
+
+    For a file, the objective is that of the first corpus of pairs. Without such a corpus, the model was trained on the
+    objective of the first corpus, if there is one.
+    """
     if settings.file is not None:
-        objectives = filter(None, (_of_pairs(one.objective) for one in corpora.values()))
-        return [Task(settings.name, next(objectives, TextToText()), _file_questions(settings), None)]
+        every = [corpus.objective for corpus in corpora.values()]
+        of_pairs = [one for objective in every if (one := _of_pairs(objective))]
+        trained_on = next((one.name for one in [*of_pairs, *every]), None)
+        default = of_pairs[0] if of_pairs else TextToText()
+        return [Task(settings.name, default, _file_questions(settings), None, trained_on)]
     found = []
     for name, corpus in corpora.items():
         objective = _of_pairs(corpus.objective)
         if settings.corpus in (None, name) and objective is not None:
-            found.append(Task(name, objective, list(islice(_corpus_questions(corpus), settings.rows)), corpus))
+            questions = list(islice(_corpus_questions(corpus), settings.rows))
+            found.append(Task(name, objective, questions, corpus, objective.name))
     return found
 
 

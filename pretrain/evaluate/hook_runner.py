@@ -32,11 +32,14 @@ if TYPE_CHECKING:
 
 
 class HookRunner:
-    """Runs the hooks of a run. `folder`: where their tables and images are written. None: nowhere."""
+    """Runs the hooks of a run. `folder`: where their tables and images are written. None: nowhere. `resumes`: as in
+    `record.keep`."""
 
-    def __init__(self, settings: Sequence[HookSettings], held_out: ValidationData, folder: Path | None):
+    def __init__(
+        self, settings: Sequence[HookSettings], held_out: ValidationData, folder: Path | None, resumes: bool = True
+    ):
         self._hooks = [(one, build(one)) for one in settings]
-        self._held_out, self._folder = held_out, folder
+        self._held_out, self._folder, self._resumes = held_out, folder, resumes
         self._errors: dict[int, Exception] = {}  # by id(hook), of hooks that raised in `during`
 
     def after(self, subject: EvalModel, step: int, last: bool) -> Iterator[EvalResult]:
@@ -108,7 +111,7 @@ class HookRunner:
 
     def _recorded(self, step: int, findings: EvalResult) -> EvalResult:
         if self._held_out.layout.rank == 0 and self._folder is not None:
-            record.keep(self._folder, step, findings)
+            record.keep(self._folder, step, findings, self._resumes)
         return findings
 
     def _failed(self, hook: str, step: int, outcome: Outcome[EvalResult]) -> EvalResult:

@@ -25,7 +25,8 @@ _DISCOUNT = 0.75  # absolute discounting takes this from each count, for unigram
 
 
 class InputUse:
-    """The metrics `input_use/NAME/…` of each corpus, in nats per text token; NaN without text tokens.
+    """The metrics `input_use/NAME/…` of each corpus with two held-out rows or more, in nats per text token; NaN without
+    text tokens.
 
     loss: the mean with the right input.
     other_input_loss: the mean with the input of the row half a split away.
@@ -48,6 +49,9 @@ class InputUse:
         metrics: dict[str, float] = {}
         lines: list[str] = []
         for name, corpus in evaluation.held_out.corpora.items():
+            if corpus.rows("validation") < 2:
+                lines.append(f"input use on {name}: left out, since one held-out row has no other row's input")
+                continue
             if name not in self._bigrams:
                 self._bigrams[name] = Bigrams.of_training_rows(corpus)
             found, rows = self._of_corpus(evaluation, corpus, self._bigrams[name])

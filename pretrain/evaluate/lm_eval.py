@@ -19,7 +19,7 @@ from data_pipeline.base.config_file import check
 from data_pipeline.base.errors import UserError
 from data_pipeline.corpus.tokenizer import Tokenizer
 from pretrain.evaluate.generation.settings import GenerationSettings
-from pretrain.evaluate.generation.texts import before_eos, split_spans, written
+from pretrain.evaluate.generation.texts import before_eos, split_spans, without_bos, written
 from pretrain.evaluate.hook import EvalResult, Evaluation
 from pretrain.evaluate.prompt_format import Prompt, PromptFormat, PromptScores
 from pretrain.models.model import Model
@@ -76,7 +76,7 @@ class LmEvalRequests:
 
     def _prompt(self, context: str, continuation: str) -> Prompt:
         encode = self._tokenizer.encode
-        if self._format.form != "continuation":  # two texts without a space between them
+        if self._format.form != "continuation" or self._format.separated:  # two texts without a space between them
             before, after = encode([context.rstrip(), continuation.lstrip()])
             return self._format.prompt(before, after)
         bare = context.rstrip()  # a space belongs to the next word's token
@@ -89,19 +89,21 @@ class LmEvalRequests:
         # a decoder that reads the context too has half of its positions for the answer, unless the task says otherwise
         default = _NEW_TOKENS if longest is None else min(_NEW_TOKENS, longest // 2 if causal or copies else longest)
         settings, until = _decoding(options, default)
-        most = settings.max_new_tokens if longest is None else min(settings.max_new_tokens, longest - copies)
+        begins = int(copies or (self._format.form != "blank" and self._format.bos is not None))  # with <s>
+        most = settings.max_new_tokens if longest is None else min(settings.max_new_tokens, longest - begins)
         ids = self._tokenizer.encode([context.rstrip()])[0]
         if copies and longest is not None:  # the end of the context, with room for <s> and the answer
             ids = ids[max(len(ids) - (longest - 1 - most), 0) :]
         prompt = self._format.prompt(ids, [])
         inputs = prompt.prefix if causal else prompt.encoder
         if causal and longest is not None:  # the end of the prompt, with room for the answer
-            inputs = inputs[-max(longest - most + 1, 1) :]
-        copied = len(prompt.prefix) if copies else 0
-        settings = settings.model_copy(update={"max_new_tokens": copied + most})
+            inputs = [*inputs[:begins], *inputs[begins:][-max(longest - most + 1 - begins, 1) :]]
+        first = 0 if causal else len(prompt.prefix) if copies else begins  # ids that the model writes before the answer
+        settings = settings.model_copy(update={"max_new_tokens": first + most})
         vocabulary = self._tokenizer.vocabulary
         (row,) = written(self._model, [inputs], vocabulary, settings, causal, numbers=[number])
-        new = before_eos(row, vocabulary)[copied:]
+        new = before_eos(row, vocabulary)
+        new = new[first:] if copies else without_bos(new, vocabulary)
         if self._format.form == "blank":
             new = split_spans(new, vocabulary).get(vocabulary.first_sentinel, [])
         text = self._tokenizer.decode(new)

@@ -61,7 +61,7 @@ class PromptFormat:
 
     Attributes:
         separated: True if EOS stands between a context and its continuation, and after it: the objective `in_one_row`.
-        bos: what the context of an `answer` begins with; None: no token.
+        bos: the token that a context begins with and, in an `answer`, the continuation too; None: no token.
     """
 
     form: Form
@@ -99,17 +99,16 @@ class PromptFormat:
 
         A causal model's EOS is scored only if texts are `separated`. A context that is too long loses its beginning.
         """
-        eos = [self.vocabulary.eos]
+        eos, bos = [self.vocabulary.eos], [] if self.bos is None else [self.bos]
         scored = [*continuation, *(eos if ends and (self.separated or self.form != "continuation") else [])]
         if self.form == "continuation":
             end = eos if self.separated else []
-            prompt = self._last(context, len(scored) + len(end) - 1)  # the last id isn't read
-            return Prompt([], [*prompt, *end] or eos, scored)
+            prompt = self._last(context, len(bos) + len(scored) + len(end) - 1)  # the last id isn't read
+            return Prompt([], [*bos, *prompt, *end] or eos, scored)
         if self.form != "answer":
             marks = 2 if self.form == "blank" else max(3, len(scored) + 1)
             return self.infilling(self._last(context, marks), [], continuation, ends)
-        bos = [] if self.bos is None else [self.bos]
-        return Prompt([*bos, *self._last(context, 1 + len(bos)), *eos], [], scored)
+        return Prompt([*bos, *self._last(context, 1 + len(bos)), *eos], bos, scored)
 
     @property
     def has_blanks(self) -> bool:

@@ -30,12 +30,16 @@ def directory(run: Path) -> Path:
     return run / ARTIFACTS_DIRECTORY / "evaluation"
 
 
-def keep(folder: Path, step: int, findings: "EvalResult") -> None:
-    """Adds the tables and images of the evaluation after `step` steps. Rows of this step and later ones are dropped."""
+def keep(folder: Path, step: int, findings: "EvalResult", resumes: bool = True) -> None:
+    """Adds the tables and images of the evaluation after `step` steps. They replace those of `step`.
+
+    `resumes`: rows of later steps are dropped, since a run that has resumed takes those steps again.
+    """
     for name, rows in findings.tables.items():
         path = folder / f"{name}.json"
-        before = [row for row in table(path) if row["step"] < step]
-        rows = [*before, *({"step": step, **row} for row in rows)]
+        there = table(path)
+        later = [] if resumes else [row for row in there if row["step"] > step]
+        rows = [*(row for row in there if row["step"] < step), *({"step": step, **row} for row in rows), *later]
         columns = list(dict.fromkeys(column for row in rows for column in row))
         data = strict_json([[row.get(column) for column in columns] for row in rows])
         write_json(path, {"columns": columns, "data": data})

@@ -48,7 +48,8 @@ class Samples:
         if name not in self._prompts:
             settings, generates = self._settings, FAMILIES[model.config.family].generates
             if generates == "answers" and can_blank_out(corpus.tokenizer):
-                self._prompts[name] = blank_out(corpus, corpus.tokenizer, settings.number, settings.seed)
+                objective = corpus.objective.name
+                self._prompts[name] = blank_out(corpus, corpus.tokenizer, objective, settings.number, settings.seed)
             elif generates == "continuations":
                 self._prompts[name] = beginnings(corpus, settings.number)
             else:

@@ -12,14 +12,14 @@ from sacrebleu.metrics.bleu import BLEU
 from sacrebleu.metrics.chrf import CHRF
 
 from data_pipeline.base.errors import UserError
-from data_pipeline.corpus.objectives.text_to_text import TextToText
 from pretrain.config.evaluation import TextToTextSettings
 from pretrain.evaluate import held_out_pairs
 from pretrain.evaluate.generation.settings import GenerationSettings
-from pretrain.evaluate.generation.texts import before_eos, written
+from pretrain.evaluate.generation.texts import before_eos, bos_of, without_bos, written
 from pretrain.evaluate.held_out_pairs import Question, Task
 from pretrain.evaluate.hook import EvalResult, Evaluation, Row
 from pretrain.evaluate.prompt_format import Prompt, PromptFormat, PromptScores
+from pretrain.models import FAMILIES
 from pretrain.models.model import Model
 from pretrain.run import watchdog
 
@@ -68,7 +68,7 @@ class TextToTextAnswers:
                 for start in range(0, len(task.questions), step):
                     watchdog.alive()
                     some = task.questions[start : start + step]
-                    answers += self._answers(some, task.objective, model, evaluation)
+                    answers += self._answers(task, some, model, evaluation)
                     if evaluation.collectives.late:
                         break
                 answered = task.questions[: len(answers)]
@@ -80,16 +80,16 @@ class TextToTextAnswers:
                     break
         return EvalResult(metrics, tables, lines=lines)
 
-    def _answers(
-        self, questions: Sequence[Question], objective: TextToText, model: Model, evaluation: Evaluation
-    ) -> list[Answer]:
-        """The answers, in order. The ranks divide the questions."""
+    def _answers(self, task: Task, questions: Sequence[Question], model: Model, evaluation: Evaluation) -> list[Answer]:
+        """The answers to some questions of `task`, in order. The ranks divide the questions."""
         tokenizer, settings = evaluation.held_out.tokenizer, self._settings
-        vocabulary = tokenizer.vocabulary
+        vocabulary, objective = tokenizer.vocabulary, task.objective
         form = PromptFormat.choose(model.config, vocabulary, None, objective.name)
         causal = form.form == "continuation"
+        bos = bos_of(vocabulary, FAMILIES[model.config.family], task.trained_on)
+        begin = [] if bos is None else [bos]
         inputs = [
-            [*ids[: objective.inputs_length - 1], vocabulary.eos]
+            [*begin, *ids[: objective.inputs_length - 1 - len(begin)], vocabulary.eos]
             for ids in tokenizer.encode([question.text for question in questions])
         ]
         answers = [Answer() for _ in inputs]
@@ -99,13 +99,13 @@ class TextToTextAnswers:
 
             def write(mine: Sequence[list[int]]) -> list[Answer]:
                 rows = written(model, mine, vocabulary, decoding, causal) if mine else []
-                texts = [tokenizer.decode(before_eos(row, vocabulary)) for row in rows]
+                texts = [tokenizer.decode(without_bos(before_eos(row, vocabulary), vocabulary)) for row in rows]
                 return [Answer(text, vocabulary.eos not in row) for text, row in zip(texts, rows, strict=True)]
 
             answers = evaluation.shared(inputs, write, Answer)
         if settings.ranks:
             prompts = [
-                Prompt([], ids, target) if causal else Prompt(ids, [], target)
+                Prompt([], ids, target) if causal else Prompt(ids, begin, target)
                 for ids, question in zip(inputs, questions, strict=True)
                 for target in ([*choice, vocabulary.eos] for choice in tokenizer.encode(list(question.choices)))
             ]

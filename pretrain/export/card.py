@@ -18,7 +18,8 @@ from data_pipeline.corpus import Corpus, open_corpus
 from data_pipeline.corpus.tokenizer import Tokenizer
 from data_pipeline.corpus.tokenizer.ids import Ids
 from pretrain.engine.checkpoint import index as checkpoint_index
-from pretrain.engine.checkpoint.trained import AVERAGE_OF, config_of_run
+from pretrain.engine.checkpoint.trained import AVERAGE_OF, config_of_run, objective_of
+from pretrain.export.tokenizer_files import marks
 from pretrain.models import FAMILIES, ModelConfig, meta_model
 from pretrain.models.state_dict_adapter import HFModel
 from pretrain.run.metrics_file import read_metrics
@@ -47,6 +48,7 @@ class Lineage:
 def lineage(checkpoint: Path) -> Lineage:
     """The lineage of `checkpoint`, from its files and, as far as they exist, its run and corpora."""
     index, sections, config = checkpoint_index.read(checkpoint), list[str](), None
+    objective = objective_of(checkpoint, index)
     if AVERAGE_OF in index.identity:
         sections.append(f"## Training\n\nThe weights are the mean of {index.identity[AVERAGE_OF]}.")
     elif index.step:  # an imported model has no steps
@@ -54,14 +56,13 @@ def lineage(checkpoint: Path) -> Lineage:
     with suppress(UserError):  # of a run file that is no longer valid
         config = config_of_run(checkpoint)
     if config is None:
-        return Lineage(sections=sections)
+        return Lineage(objective=objective, sections=sections)
     trained_on = {one["corpus"] for one in index.identity.get("data", {}).get("train", [])}
-    sources, objectives = [], [config.data.objective]
+    sources: list[Mapping[str, Any]] = []
     for entry, rows in zip(config.data.train, index.consumed, strict=False):
         with suppress(UserError):  # of a corpus that no longer exists, or is another one now
             if Path(entry.corpus).is_dir() and (corpus := open_corpus(entry.corpus)).fingerprint in trained_on:
                 sources += corpus.manifest.config["sources"]
-                objectives.append(corpus.objective)
                 sections.append(_training_data(corpus, rows))
     in_run = checkpoint.parent.name == "checkpoints"
     metrics = [row.metrics for row in read_metrics(checkpoint.parents[1]) if row.step <= index.step] if in_run else []
@@ -77,7 +78,7 @@ def lineage(checkpoint: Path) -> Lineage:
     if config.data.objective:
         settings["objective"] = config.data.objective.model_dump(mode="json")
     sections.append(f"## Settings\n\n```yaml\n{yaml.safe_dump(masked_values(settings), sort_keys=False)}```")
-    return Lineage(config.run.name, next((one.name for one in objectives if one is not None), None), sources, sections)
+    return Lineage(config.run.name, objective, sources, sections)
 
 
 def _training_data(corpus: Corpus, rows: int) -> str:
@@ -106,7 +107,7 @@ def page(lineage: Lineage, config: ModelConfig, hf: HFModel, tokenizer: Tokenize
         f"A model of the family `{config.family}` with {meta_model(config).num_parameters():,} parameters, pretrained "
         "with encdec-pretrain.",
         "## How to load it\n\ntransformers 5:",
-        _with_ids(tokenizer, config, hf, arguments)
+        _with_ids(tokenizer, config, hf, lineage.objective, arguments)
         if isinstance(tokenizer.model, Ids)
         else f"```python\nfrom transformers import AutoTokenizer, {name}\n\n"
         f"tokenizer = AutoTokenizer.from_pretrained({arguments})\nmodel = {name}.from_pretrained({arguments})\n```",
@@ -115,10 +116,11 @@ def page(lineage: Lineage, config: ModelConfig, hf: HFModel, tokenizer: Tokenize
     return "\n\n".join(parts) + "\n"
 
 
-def _with_ids(tokenizer: Tokenizer, config: ModelConfig, hf: HFModel, arguments: str) -> str:
+def _with_ids(tokenizer: Tokenizer, config: ModelConfig, hf: HFModel, objective: str | None, arguments: str) -> str:
     """How to load and call a model whose inputs are ids of documents, which have no text."""
     vocabulary, names = tokenizer.vocabulary, tokenizer.names
-    ids = [vocabulary.start] * hf.begins + [*range(min(3, vocabulary.text[1]))] + [vocabulary.eos] * hf.ends
+    begins, ends = marks(hf, objective)
+    ids = [vocabulary.start] * begins + [*range(min(3, vocabulary.text[1]))] + [vocabulary.eos] * ends
     call = "model(input_ids).logits" if FAMILIES[config.family].generates is None else "model.generate(input_ids)"
     added = ", ".join(f"`{name}` {id_}" for id_, name in sorted(names.items()) if id_ not in vocabulary.sentinel_ids)
     sentinels = [f"`{names[id_]}` {id_}" for id_ in map(vocabulary.sentinel, range(vocabulary.sentinels))]

@@ -212,8 +212,8 @@ def _refuse(path: Path, problems: Iterable[tuple[str, Any]]) -> None:
 def write(tokenizer: Tokenizer, hf: HFModel, objective: str | None, directory: Path) -> None:
     """Writes the tokenizer's files into `directory`, for a model of `hf` that was trained on `objective`.
 
-    A text gets the same ids as here, between the BOS and EOS that `hf` asks for; if it asks for none, a tokenizer.json
-    keeps its own. A special token or sentinel spelled out in a text becomes that token, as sentinels do in
+    A text gets the same ids as here, and BOS and EOS around them as in training; without either, a tokenizer.json keeps
+    its own. A special token or sentinel spelled out in a text becomes that token, as sentinels do in
     `Tokenizer.encode_with_sentinels`. The mask token, which programs put in place of a word, is the first sentinel for
     a model that fills spans.
     """
@@ -222,7 +222,7 @@ def write(tokenizer: Tokenizer, hf: HFModel, objective: str | None, directory: P
         (directory / IDS).write_bytes(model.files[IDS])
         write_json(directory / ADDED, {name: id_ for id_, name in tokenizer.names.items()})
         return
-    if isinstance(model, Bytes) and hf.ends and not hf.begins:
+    if isinstance(model, Bytes) and marks(hf, objective) == (False, True):
         _write_byt5(tokenizer, hf, directory)
         return
     for name in model.files.keys() & {MODEL, SYMBOLS}:
@@ -232,6 +232,14 @@ def write(tokenizer: Tokenizer, hf: HFModel, objective: str | None, directory: P
     if isinstance(model, SentencePiece) and hf.model_type == "t5":
         # for programs that read spiece.model and this file instead of tokenizer.json
         write_json(directory / ADDED, {name: id_ for id_, name in tokenizer.names.items()})
+
+
+def marks(hf: HFModel, objective: str | None) -> tuple[bool, bool]:
+    """Whether a text has BOS before it, and EOS after it, for a model that was trained on `objective`.
+
+    As in training, or as `hf` asks for if the objective is unknown.
+    """
+    return hf.begins and objective in (None, "denoising", "masked_lm"), hf.ends or objective == "in_one_row"
 
 
 def _write_byt5(tokenizer: Tokenizer, hf: HFModel, directory: Path) -> None:
@@ -278,7 +286,8 @@ def _write_fast(tokenizer: Tokenizer, hf: HFModel, objective: str | None, direct
             if id_ not in there
         ]
     )
-    if not isinstance(model, TokenizerJson) or hf.begins or hf.ends:
+    begins, ends = marks(hf, objective)
+    if not isinstance(model, TokenizerJson) or begins or ends:
         roles = {
             f"{role}_token": token
             for role in ("bos", "eos", "unk", "pad", "mask")
@@ -286,8 +295,8 @@ def _write_fast(tokenizer: Tokenizer, hf: HFModel, objective: str | None, direct
         }
         if _fills_spans(tokenizer, hf, objective):
             roles["mask_token"] = SENTINEL.format(0)
-        backend.post_processor = _template(vocabulary, roles, hf)
-        flags = {"add_bos_token": hf.begins, "add_eos_token": hf.ends}  # transformers 4 reads them
+        backend.post_processor = _template(vocabulary, roles, begins, ends)
+        flags = {"add_bos_token": begins, "add_eos_token": ends}  # transformers 4 reads them
         config = {**config, **roles, **{key: value for key, value in flags.items() if key in config}}
     if isinstance(model, TokenizerJson) and tokenizer.special_tokens:
         config = {**config, _OUR_SPECIAL: list(tokenizer.special_tokens)}
@@ -343,10 +352,10 @@ def _fills_spans(tokenizer: Tokenizer, hf: HFModel, objective: str | None) -> bo
     return isinstance(tokenizer.model, SentencePiece) and tokenizer.sentinels > 0 and (learnt or likely)
 
 
-def _template(vocabulary: Vocabulary, roles: dict[str, str], hf: HFModel) -> processors.TemplateProcessing:
+def _template(vocabulary: Vocabulary, roles: dict[str, str], begins: bool, ends: bool) -> processors.TemplateProcessing:
     """Puts BOS and EOS around one text and around two: bos A eos, bos A eos B eos."""
-    begin = [roles["bos_token"]] if hf.begins and "bos_token" in roles else []
-    end = [roles["eos_token"]] if hf.ends else []
+    begin = [roles["bos_token"]] if begins and "bos_token" in roles else []
+    end = [roles["eos_token"]] if ends else []
     ids = {roles[f"{role}_token"]: getattr(vocabulary, role) for role in ("bos", "eos") if f"{role}_token" in roles}
     return processors.TemplateProcessing(
         single=[*begin, "$A", *end],

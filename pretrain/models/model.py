@@ -115,13 +115,25 @@ class Head(Linear):
             return arithmetic.chunked_cross_entropy(x, self.weight, self.offsets(x), labels, settings, target_indices)
         indices = _indices_worth_selecting(labels)
         selected = labels if indices is None else labels.flatten()[indices]
-        logits = self._logits(x if indices is None else x.flatten(0, -2).index_select(0, indices))
-        if self.hits is not None:
-            self.hits.append(logits.argmax(dim=-1) == selected)
-        losses = arithmetic.token_losses(logits, selected, z_loss, label_smoothing)
+        states = x if indices is None else x.flatten(0, -2).index_select(0, indices)
+        if self.hits is None:
+            losses = arithmetic.token_losses(self._logits(states), selected, z_loss, label_smoothing)
+        else:
+            losses = self._recorded(states, selected, self.hits, z_loss, label_smoothing)
         if indices is None:
             return losses
         return losses.new_zeros(labels.numel()).index_copy(0, indices, losses).view(labels.shape)
+
+    def _recorded(self, x: Tensor, labels: Tensor, hits: list[Tensor], z_loss: float, label_smoothing: float) -> Tensor:
+        """The losses (…) of states (…, d_model); appends to `hits`. Only a chunk of the logits exists at a time."""
+        step = arithmetic.rows_per_chunk(self.weight)
+        losses, likeliest = [], []
+        for states, targets in zip(x.flatten(0, -2).split(step), labels.flatten().split(step), strict=True):
+            logits = self._logits(states)
+            losses.append(arithmetic.token_losses(logits, targets, z_loss, label_smoothing))
+            likeliest.append(logits.argmax(dim=-1) == targets)
+        hits.append(torch.cat(likeliest).view(labels.shape))
+        return torch.cat(losses).view(labels.shape)
 
     def _logits(self, x: Tensor) -> Tensor:
         return arithmetic.soft_capped(F.linear(x, self.weight, self.offsets(x)), self.softcap)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from data_pipeline.base.config_file import check
 from data_pipeline.base.errors import UserError
-from data_pipeline.corpus.tokenizer import Tokenizer
+from data_pipeline.corpus.tokenizer import Tokenizer, meaning_of_ids
 from pretrain import export as huggingface
 from pretrain import models
 from pretrain.config.model_config import Heads
@@ -89,7 +89,7 @@ def adapt(decoder: Path, out: Path, style: str, encoder: Path | None, sentinels:
     refuse_existing(out)
     decoder_config, decoder_state, tokenizer = read_decoder(decoder)
     encoder_config, encoder_state, other = read_decoder(encoder) if encoder else (None, decoder_state, tokenizer)
-    if _ids(other) != _ids(tokenizer):
+    if meaning_of_ids(other) != meaning_of_ids(tokenizer):
         raise UserError(f"--encoder: {encoder} has another tokenizer than {decoder}")
     tokenizer = _with_sentinels(tokenizer, sentinels)
     try:
@@ -126,10 +126,6 @@ def read_decoder(path: Path) -> tuple[DecoderOnlyConfig, State, Tokenizer]:
     if not isinstance(config, DecoderOnlyConfig):
         raise UserError(f"{path}: a model of the family {config.family}; expected a decoder_only model")
     return config, state, tokenizer
-
-
-def _ids(tokenizer: Tokenizer) -> tuple[object, ...]:
-    return tokenizer.sha256, tokenizer.special_tokens, tokenizer.sentinels
 
 
 def _with_sentinels(tokenizer: Tokenizer, sentinels: int | None) -> Tokenizer:

@@ -7,7 +7,7 @@ import shutil
 import sys
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TextIO
 
@@ -17,14 +17,18 @@ import yaml
 from data_pipeline.base.atomic import strict_json, write_json
 from data_pipeline.base.config_file import check
 from data_pipeline.base.errors import FailedError, UserError
-from data_pipeline.corpus import Corpus, open_corpus
+from data_pipeline.corpus import Corpus
+from data_pipeline.corpus.tokenizer import meaning_of_ids
 from data_pipeline.loading.batch_layout import BatchLayout
 from data_pipeline.loading.batches import Batch
+from data_pipeline.loading.stream import differences
 from pretrain.config import RunConfig
 from pretrain.config.evaluation import HOOKS, SUITES, HookSettings, clashes
+from pretrain.config.run_config import CacheSection
 from pretrain.engine.checkpoint import index as checkpoint_index
 from pretrain.engine.checkpoint.trained import TrainedModel, config_of_run
 from pretrain.engine.ranks import process_group
+from pretrain.evaluate.generation.texts import bos_of_prompts
 from pretrain.evaluate.hook import Collectives, EvalResult, Evaluation, ValidationData
 from pretrain.evaluate.hook_runner import HookRunner
 from pretrain.evaluate.lm_eval import LmEvalRequests, LmEvalSettings, run_tasks
@@ -33,6 +37,7 @@ from pretrain.models import FAMILIES
 from pretrain.models.model import Model
 from pretrain.run.rank_environment import is_launched
 from pretrain.run.world import World
+from pretrain.training.prepare import objective_problems, opened_corpus
 
 _HANG_SECONDS = 1800.0
 
@@ -90,17 +95,25 @@ class Session:
     world: World
     batch_size: int
 
+    @property
+    def cache(self) -> CacheSection:
+        """The run's cache for blocks of remote corpora."""
+        return self.config.data.cache if self.config else CacheSection()
+
     def held_out(self, corpora: Mapping[str, Corpus]) -> ValidationData:
         layout = BatchLayout(self.world.rank, self.world.size, self.batch_size, 1)
-        return ValidationData(corpora, self.trained.tokenizer, skip_damage=False, layout=layout)
+        skip_damage = self.config is not None and self.config.data.on_damage == "skip"
+        return ValidationData(corpora, self.trained.tokenizer, skip_damage, layout)
 
     def evaluation(self, subject: TrainedModel) -> Evaluation:
         collectives = Collectives(None, self.trained.device, alone=self.world.size == 1)
         return Evaluation(Standalone(subject), self.held_out({}), 0, collectives)
 
     def prompt_format(self, form: str | None) -> PromptFormat:
-        vocabulary = self.trained.tokenizer.vocabulary
-        return PromptFormat.choose(self.trained.model.config, vocabulary, form, _trained_on(self.config))
+        tokenizer, objective = self.trained.tokenizer, self.trained.objective
+        found = PromptFormat.choose(self.trained.model.config, tokenizer.vocabulary, form, objective)
+        goes_on = found.form == "continuation"
+        return replace(found, bos=bos_of_prompts(tokenizer, objective)) if goes_on else found
 
 
 @contextlib.contextmanager
@@ -131,7 +144,7 @@ def evaluate(
     failed = False
     with opened_checkpoint(checkpoint, micro_batch) as session:
         hooks = selected_hooks(suite, names, session.config.evaluation if session.config else [])
-        held_out = _corpora(corpora, session.config, session.trained)
+        held_out = _corpora(corpora, session)
         objectives = {name: corpus.objective.full_name for name, corpus in held_out.items()}
         if not held_out and any(settings.needs_corpus for settings in hooks):
             raise UserError(f"{checkpoint}: no held-out corpus is known; give --corpus")
@@ -140,7 +153,8 @@ def evaluate(
         if lines := [f"--hook {hooks[number].hook}: {line}" for number, line in clashes(hooks, objectives) if names]:
             raise UserError("\n".join(lines))
         hooks = [settings for settings in hooks if not settings.problems(objectives)]
-        runner, step = HookRunner(hooks, session.held_out(held_out), out), checkpoint_index.read(checkpoint).step
+        runner = HookRunner(hooks, session.held_out(held_out), out, resumes=False)
+        step = checkpoint_index.read(checkpoint).step
         for findings in runner.after(Standalone(session.trained), step, last=True):
             metrics |= findings.metrics
             failed |= findings.failed
@@ -192,38 +206,46 @@ def evaluate_on_tasks(
 
 def training_corpora(config: RunConfig | None) -> list[Corpus]:
     """The training corpora of a run that can be opened."""
+    if config is None:
+        return []
     found = []
-    for entry in config.data.train if config else []:
+    for entry in config.data.train:
         with contextlib.suppress(UserError):
-            found.append(open_corpus(entry.corpus))
+            found.append(opened_corpus(entry.corpus, config.data.cache))
     return found
 
 
-def _trained_on(config: RunConfig | None) -> str | None:
-    """The name of the objective that a run trains with; None: unknown."""
-    if config and config.data.objective:
-        return config.data.objective.name
-    return next((corpus.objective.name for corpus in training_corpora(config)), None)
+def _corpora(paths: Sequence[Path], session: Session) -> dict[str, Corpus]:
+    """The validation corpora by name: those at `paths`, or the corpora of the run.
 
-
-def _corpora(paths: Sequence[Path], config: RunConfig | None, trained: TrainedModel) -> dict[str, Corpus]:
-    """The validation corpora by name: those at `paths`, or the corpora of the run."""
-    opened: dict[str, Corpus] = {}
-    for corpus in map(open_corpus, paths):
-        if other := opened.get(corpus.name):
+    A corpus at `paths` has the run's `data.objective` if the corpus's rows fit this objective. Otherwise the corpus has
+    its own objective, and a line on stderr names both.
+    """
+    config, trained = session.config, session.trained
+    found: dict[str, Corpus] = {}
+    for path in paths:
+        corpus = opened_corpus(str(path), session.cache)
+        if other := found.get(corpus.name):
             both = f"{other.location} and {corpus.location} are both named {corpus.name!r}"
             raise UserError(f"--corpus: {both}; evaluate one after the other")
-        opened[corpus.name] = corpus
+        as_trained = corpus.with_objective(config.data.objective if config else None)
+        fits = not objective_problems("data.objective", [as_trained])
+        if not fits and session.world.rank == 0:
+            own, of_run = corpus.objective.full_name, as_trained.objective.full_name
+            line = f"evaluated with its own objective, {own}: its rows don't fit the run's, {of_run}"
+            print(f"{corpus.location}: {line}", file=sys.stderr)
+        found[corpus.name] = as_trained if fits else corpus
     if config and not paths:
         for entry in config.data.validation:
-            corpus = open_corpus(entry.corpus).with_objective(config.data.held_out_objective(entry))
-            opened[entry.name or corpus.name] = corpus
+            corpus = opened_corpus(entry.corpus, session.cache).with_objective(config.data.held_out_objective(entry))
+            found[entry.name or corpus.name] = corpus
     family = trained.model.config.family
-    for corpus in opened.values():
-        if corpus.tokenizer.sha256 != trained.tokenizer.sha256:
+    for corpus in found.values():
+        if unlike := differences(meaning_of_ids(trained.tokenizer), meaning_of_ids(corpus.tokenizer)):
             raise UserError(
-                f"{corpus.location}: built with another tokenizer than the model's; `pretrain adapt CHECKPOINT OUT "
-                f"--tokenizer {corpus.location}` gives the model its vocabulary, and a run trains the new rows"
+                f"{corpus.location}: built with another tokenizer than the model's: {'; '.join(unlike)}; "
+                f"`pretrain adapt CHECKPOINT OUT --tokenizer {corpus.location}` gives the model its vocabulary, and "
+                "a run trains the new rows"
             )
         if corpus.objective.kind_of_batches not in FAMILIES[family].objectives:
             learns = ", ".join(FAMILIES[family].objectives)
@@ -232,4 +254,4 @@ def _corpora(paths: Sequence[Path], config: RunConfig | None, trained: TrainedMo
             )
         if not corpus.rows("validation"):
             raise UserError(f"{corpus.location}: has no validation rows")
-    return opened
+    return found

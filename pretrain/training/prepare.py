@@ -11,8 +11,8 @@ from data_pipeline.base.atomic import fingerprint
 from data_pipeline.base.errors import FailedError, UserError
 from data_pipeline.corpus import Corpus, open_corpus
 from data_pipeline.corpus.objectives.objective import Objective
-from data_pipeline.corpus.tokenizer import Tokenizer
 from data_pipeline.corpus.tokenizer import load as load_tokenizer
+from data_pipeline.corpus.tokenizer import meaning_of_ids
 from data_pipeline.loading.stream import Mixture, Stream, differences, rates
 from pretrain import models
 from pretrain.config.batch import BatchPlan
@@ -78,6 +78,7 @@ class PreparedRun:
             mixture=self.stream.mixture,
             settings=self.config.checkpoint,
             resumed=self.train_state.step if self.resume else None,
+            objective=self.training[0].objective.name,
         )
 
     @property
@@ -144,9 +145,10 @@ def prepare(config: RunConfig, world: World, resume: Path | None = None, of_devi
     Raises UserError with all problems, one line each. `of_devices`: further problems, which join them.
     """
     data = config.data
-    training = [_opened(entry.corpus, data.cache).with_objective(data.objective) for entry in data.train]
+    training = [opened_corpus(entry.corpus, data.cache).with_objective(data.objective) for entry in data.train]
     validation = [
-        _opened(entry.corpus, data.cache).with_objective(data.held_out_objective(entry)) for entry in data.validation
+        opened_corpus(entry.corpus, data.cache).with_objective(data.held_out_objective(entry))
+        for entry in data.validation
     ]
     stages = [[corpus.with_objective(stage.objective) for corpus in training] for stage in data.curriculum]
     in_stages = [corpus for corpora in stages for corpus in corpora]
@@ -159,15 +161,15 @@ def prepare(config: RunConfig, world: World, resume: Path | None = None, of_devi
         *_corpus_problems("validation", validation),
         *_name_problems(names, validation),
         *_tokenizer_differences(training, validation),
-        *_objective_problems("data.objective", training),
+        *objective_problems("data.objective", training),
         *id_problems,
         *_row_problems(config, model, [*in_stages, *training, *validation]),
         *_optimizer_problems(config, model),
     ]
     for number, corpora in enumerate(stages):
-        problems += _objective_problems(f"data.curriculum.{number}.objective", corpora, cut=True)
+        problems += objective_problems(f"data.curriculum.{number}.objective", corpora, cut=True)
     for number, (entry, corpus) in enumerate(zip(data.validation, validation, strict=True)):
-        problems += _objective_problems(f"data.validation.{number}.objective", [corpus] if entry.objective else [])
+        problems += objective_problems(f"data.validation.{number}.objective", [corpus] if entry.objective else [])
     held_out = {name: corpus.objective.full_name for name, corpus in zip(names, validation, strict=True)}
     for number, hook in enumerate(config.evaluation):
         problems += [f"evaluation.{number}.{problem}" for problem in hook.problems(held_out)]
@@ -203,7 +205,8 @@ def state_of(run: Path, checkpoint: Path) -> TrainState:
     return after_rewinds(run, checkpoint_index.read(checkpoint).train_state)
 
 
-def _opened(location: str, cache: CacheSection) -> Corpus:
+def opened_corpus(location: str, cache: CacheSection) -> Corpus:
+    """The corpus at `location`, with the cache of a run. Raises UserError if there is none."""
     directory = Path(cache.directory) if cache.directory else None
     return open_corpus(location, directory, int(cache.gigabytes * 1e9), cache.wait_seconds)
 
@@ -297,7 +300,7 @@ def _differences_from_init(model: ModelConfig, path: Path, corpus: Corpus) -> li
     if saved.family != model.family:
         return [f"checkpoint.init_from: {path}: family is {saved.family!r} there, {model.family!r} here"]
     found = differences(_weight_settings(saved), _weight_settings(model))
-    if unlike := differences(_token_ids(tokenizer), _token_ids(corpus.tokenizer)):
+    if unlike := differences(meaning_of_ids(tokenizer), meaning_of_ids(corpus.tokenizer)):
         found.append(
             f"built with another tokenizer than {corpus.location}: {'; '.join(unlike)}; `pretrain adapt {path} OUT "
             f"--tokenizer {corpus.location}` gives the model the corpus's vocabulary"
@@ -340,17 +343,11 @@ def _tokenizer_differences(training: list[Corpus], validation: list[Corpus]) -> 
     return [
         f"{corpus.location}: built with another tokenizer than {first.location}: {'; '.join(found)}"
         for corpus in others
-        if (found := differences(_token_ids(first.tokenizer), _token_ids(corpus.tokenizer)))
+        if (found := differences(meaning_of_ids(first.tokenizer), meaning_of_ids(corpus.tokenizer)))
     ]
 
 
-def _token_ids(tokenizer: Tokenizer) -> dict[str, object]:
-    """The facts that decide what a tokenizer's ids mean."""
-    described = vars(tokenizer.describe())
-    return {f"tokenizer.{key}": described[key] for key in ("kind", "sha256", "special_tokens", "sentinels")}
-
-
-def _objective_problems(key: str, corpora: list[Corpus], cut: bool = False) -> list[str]:
+def objective_problems(key: str, corpora: list[Corpus], cut: bool = False) -> list[str]:
     """Corpora whose rows don't fit the objective at `key`, which replaces the corpus's own. `cut`: rows may be cut
     to its length."""
     problems = []

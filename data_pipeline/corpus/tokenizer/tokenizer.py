@@ -186,6 +186,12 @@ class Tokenizer:
         )
 
 
+def meaning_of_ids(tokenizer: Tokenizer) -> dict[str, object]:
+    """The facts that decide what a tokenizer's ids mean, by their keys in messages."""
+    described = vars(tokenizer.describe())
+    return {f"tokenizer.{key}": described[key] for key in ("kind", "sha256", "special_tokens", "sentinels")}
+
+
 def with_more_ids(own: Vocabulary, special_tokens: Sequence[str], sentinels: int, ascend: bool) -> Vocabulary:
     """A model's `own` vocabulary with special tokens and sentinels above it. `ascend`: sentinels come first, in the
     order of their numbers."""

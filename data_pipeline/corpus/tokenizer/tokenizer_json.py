@@ -78,6 +78,12 @@ class TokenizerJson(FastTokenizer):
         return frozenset(id_ for id_, token in self.tokens.items() if spelled and _BYTE.fullmatch(token))
 
     @cached_property
+    def begins_with_bos(self) -> bool:
+        """True if transformers puts BOS before a text and no EOS after it, as for Llama and Gemma."""
+        ids: list[int] = self._backend.encode("a").ids
+        return ids[:1] == [self.roles.bos] and ids[-1:] != [self.roles.eos]
+
+    @cached_property
     def names(self) -> Mapping[int, str]:
         """Special tokens, and tokens of a BPE that no text becomes, such as BART's madeupword0000."""
         special = {token["id"]: token["content"] for token in self.saved["added_tokens"] if token["special"]}

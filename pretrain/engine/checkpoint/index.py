@@ -54,7 +54,7 @@ class Origin:
     """The facts that all checkpoints of `run` have in common, as seen by one of its ranks.
 
     `mixture` has the number of rows of each corpus before a position. `resumed`: the step that the run has resumed
-    from.
+    from. `objective`: the name of the first training corpus's objective.
     """
 
     run: Path
@@ -66,6 +66,7 @@ class Origin:
     mixture: Mixture
     settings: CheckpointSection
     resumed: int | None = None
+    objective: str | None = None
 
 
 @dataclass(frozen=True)
@@ -79,6 +80,7 @@ class Index:
         files: by path below the checkpoint.
         weights: the fingerprint of the fp32 weights in use, before they were copied.
         family_from: the package that offers the model's family; "" for a family of this project.
+        objective: the name of the objective that the run trains with; None: unknown.
     """
 
     train_state: TrainState
@@ -90,6 +92,7 @@ class Index:
     files: dict[PathBelow, File]
     weights: str | None = None
     family_from: str = ""
+    objective: str | None = None
     format_version: int = FORMAT_VERSION
 
     @property
@@ -335,6 +338,7 @@ def write_run_index(
         world_size=origin.world.size,
         zero_stage=origin.zero_stage,
         weights=weights,
+        objective=origin.objective,
     )
 
 

@@ -75,7 +75,7 @@ class TrainedModel:
         with SkipInit():
             model = models.build(config)
         load_weights(model, directory)
-        return cls(model.eval(), tokenizers.load(directory), _trained_on(directory, index))
+        return cls(model.eval(), tokenizers.load(directory), objective_of(directory, index))
 
     @property
     def device(self) -> torch.device:
@@ -93,17 +93,24 @@ def config_of_run(checkpoint: Path) -> RunConfig | None:
     return load(path, ["tracking.mlflow=null"], RunConfig) if path.exists() else None
 
 
-def _trained_on(directory: Path, index: Index) -> str | None:
-    """The name of the objective that the run of a checkpoint trained with, as far as inputs depend on it; None:
-    unknown."""
-    if objective := index.identity.get("data", {}).get("objective"):
+def objective_of(directory: Path, index: Index) -> str | None:
+    """The name of the objective that the run of the checkpoint in `directory` trains with; None: unknown.
+
+    Checkpoints of earlier versions lack the name. Their run file has the name, or the first corpus that is still the
+    same.
+    """
+    if index.objective is not None:
+        return index.objective
+    data, path = index.identity.get("data", {}), directory / CONFIG
+    if objective := data.get("objective"):
         return str(objective["name"])
-    path = directory / CONFIG
-    if not models.FAMILIES[index.model.family].inputs_begin_with_bos or not path.exists():
-        return None  # corpora, which may be far away, are opened only for a family whose inputs depend on them
+    if not path.exists():
+        return None
+    fingerprints = {one["corpus"] for one in data.get("train", [])}
     for entry in yaml.safe_load(path.read_text(encoding="utf-8"))["data"]["train"]:
         with contextlib.suppress(UserError):
-            return open_corpus(entry["corpus"]).objective.name
+            if (corpus := open_corpus(entry["corpus"])).fingerprint in fingerprints:
+                return corpus.objective.name
     return None
 
 
@@ -151,6 +158,7 @@ def save_weights(
             },
             world_size=1,
             zero_stage=0,
+            objective=origin.objective if origin else None,
         )
 
 

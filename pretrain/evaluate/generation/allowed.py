@@ -32,11 +32,6 @@ class Trie:
         nodes = torch.arange(len(edges) + 3, device=edges.device)
         self._first = torch.searchsorted(edges, nodes * vocab_size)  # edge of each node
 
-    @property
-    def edges(self) -> int:
-        """The number of edges, which is the number of different beginnings of rows."""
-        return len(self._edges)
-
     @classmethod
     def of(cls, rows: Sequence[Sequence[int]], vocab_size: int) -> tuple["Trie", np.ndarray]:
         """The trie of `rows`, and the node (rows,) where each row ends; equal rows end at the same node."""

@@ -14,7 +14,6 @@ from data_pipeline.base.errors import UserError
 from data_pipeline.base.open_store import open_store
 from data_pipeline.corpus import Corpus
 from data_pipeline.corpus.documents import all_documents
-from data_pipeline.corpus.objectives.denoising import Denoising
 from data_pipeline.corpus.objectives.randomness import random_bits, row_keys
 from data_pipeline.corpus.tokenizer import Tokenizer
 from pretrain.engine.checkpoint.trained import TrainedModel
@@ -28,18 +27,18 @@ _WIDTH = 4  # beams for each filling that is asked for
 _LONGEST = 8  # tokens of a filling
 
 
-def blank_out(corpus: Corpus, tokenizer: Tokenizer, number: int, seed: int) -> list[tuple[str, str]]:
+def blank_out(corpus: Corpus, tokenizer: Tokenizer, objective: str, number: int, seed: int) -> list[tuple[str, str]]:
     """Pairs (sentence with masked words, sentence) from the first `number` suitable held-out documents.
 
     One in seven words with a space on each side is masked, but never two neighbours; a hash of `seed` and of the
-    sentence's number chooses. Masks are <extra_id_k>, or <mask> if the corpus's objective is denoising or the tokenizer
-    has no sentinels. Raises UserError if the tokenizer has neither.
+    sentence's number chooses. Masks are <extra_id_k>, or <mask> if the model's training `objective` is denoising or the
+    tokenizer has no sentinels. Raises UserError if the tokenizer has neither.
     """
     if not can_blank_out(tokenizer):
         raise UserError("--corpus: masking needs sentinels or a mask token, but the model's tokenizer has neither")
     found = []
     has_mask = tokenizer.vocabulary.mask is not None
-    masks = has_mask and (isinstance(corpus.objective, Denoising) or not tokenizer.sentinels)
+    masks = has_mask and (objective == "denoising" or not tokenizer.sentinels)
     for position, sentence in enumerate(itertools.islice(_held_out_sentences(corpus), number)):
         words = list(_WORD.finditer(sentence))
         keys = row_keys(seed, "blanks", 0, np.array([position]))

@@ -16,6 +16,7 @@ from data_pipeline.base.atomic import fingerprint
 from data_pipeline.base.errors import UserError
 from data_pipeline.corpus.objectives.randomness import hashed
 from data_pipeline.corpus.tokenizer import Tokenizer
+from data_pipeline.corpus.tokenizer.tokenizer_json import TokenizerJson
 from data_pipeline.text.vocabulary import Vocabulary
 from pretrain.engine.checkpoint.trained import TrainedModel
 from pretrain.evaluate.generation.allowed import AllowedOutputs
@@ -211,11 +212,10 @@ class Answers:
 
 def _answer(tokenizer: Tokenizer, text: str, prompt: list[int], row: list[int], continues: bool) -> Answer:
     vocabulary = tokenizer.vocabulary
-    new = before_eos(row, vocabulary)
-    new = new[1:] if new[:1] == [vocabulary.bos] else new  # BART's answers begin with it
+    new = without_bos(before_eos(row, vocabulary), vocabulary)
     generated = tokenizer.decode(new)
     if continues:
-        return Answer(text, generated, tokenizer.decode([*prompt, *new]), has_blanks=False)
+        return Answer(text, generated, tokenizer.decode([*without_bos(prompt, vocabulary), *new]), has_blanks=False)
     if any(id_ in vocabulary.sentinel_ids for id_ in prompt):
         return Answer(text, generated, _filled(tokenizer, text, new), has_blanks=True)
     return Answer(text, generated, generated, has_blanks=False)
@@ -248,6 +248,11 @@ def before_eos(ids: Iterable[int], vocabulary: Vocabulary) -> list[int]:
     return list(takewhile(lambda id_: id_ != vocabulary.eos, ids))
 
 
+def without_bos(ids: list[int], vocabulary: Vocabulary) -> list[int]:
+    """The ids without the BOS that prompts and BART's answers may begin with."""
+    return ids[1:] if ids[:1] == [vocabulary.bos] else ids
+
+
 def padded(
     rows: Sequence[Sequence[int]], pad: int, left: bool, device: torch.device | None = None
 ) -> tuple[Tensor, Tensor | None]:
@@ -261,7 +266,7 @@ def padded(
 
 def input_ids(trained: TrainedModel, text: str) -> list[int]:
     """The ids of an input to answer, with BOS and EOS as in training and sentinel k for `<extra_id_k>`; or of a prompt
-    to continue, EOS for an empty text.
+    to continue, with BOS as published decoders have it. Without any id, EOS.
 
     A special token that the text begins with, such as UL2's [R], is its id; a space after it belongs to neither.
     """
@@ -270,9 +275,11 @@ def input_ids(trained: TrainedModel, text: str) -> list[int]:
     name = max(filter(text.startswith, special), key=len, default="")
     mode, text = ([special[name]], text.removeprefix(name).removeprefix(" ")) if name else ([], text)
     if continues(family, trained.objective):
-        return [*mode, *tokenizer.encode([text])[0]] or [tokenizer.vocabulary.eos]
-    bos = bos_of(tokenizer.vocabulary, family, trained.objective)
-    return [*([] if bos is None else [bos]), *mode, *tokenizer.encode_with_sentinels(text)]
+        bos, ids = bos_of_prompts(tokenizer, trained.objective), tokenizer.encode([text])[0]
+    else:
+        bos = bos_of(tokenizer.vocabulary, family, trained.objective)
+        ids = tokenizer.encode_with_sentinels(text)
+    return [*([] if bos is None else [bos]), *mode, *ids] or [tokenizer.vocabulary.eos]
 
 
 def continues(family: Family, objective: str | None) -> bool:
@@ -286,6 +293,17 @@ def bos_of(vocabulary: Vocabulary, family: Family, objective: str | None) -> int
     Only rows of `denoising` have it. A model of unknown training is taken for one that was published.
     """
     return vocabulary.bos if family.inputs_begin_with_bos and objective in (None, "denoising") else None
+
+
+def bos_of_prompts(tokenizer: Tokenizer, objective: str | None) -> int | None:
+    """The BOS that a text to continue begins with; None: no BOS.
+
+    A decoder of unknown training is taken for one that was published. It reads BOS where transformers puts BOS before a
+    text, as for Llama and Gemma.
+    """
+    model = tokenizer.model
+    published = objective is None and isinstance(model, TokenizerJson) and model.begins_with_bos
+    return tokenizer.vocabulary.bos if published else None
 
 
 def _check_lengths(inputs: Sequence[list[int]], causal: bool, new: int, longest: int | None) -> None:

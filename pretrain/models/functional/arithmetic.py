@@ -185,6 +185,11 @@ def subtract_targets_(grad_logits: Tensor, targets: Tensor, grad_targets: Tensor
 LOGITS_PER_CHUNK = 1 << 27  # enough rows for matrix products at full speed, 256 MB in bf16
 
 
+def rows_per_chunk(weight: Tensor) -> int:
+    """The number of rows whose logits by `weight` (vocabulary, d_model) are about LOGITS_PER_CHUNK."""
+    return max(1, LOGITS_PER_CHUNK // len(weight))
+
+
 @dataclass(frozen=True)
 class CrossEntropy:
     """The settings of a cross-entropy, as in `ModelConfig`.
@@ -299,7 +304,7 @@ def _losses_and_gradients(
 
 def _chunks(x: Tensor, weight: Tensor) -> Iterator[slice]:
     """Slices of the states x (n, d_model) that have about LOGITS_PER_CHUNK logits each."""
-    step = max(1, LOGITS_PER_CHUNK // len(weight))
+    step = rows_per_chunk(weight)
     return (slice(first, first + step) for first in range(0, len(x), step))
 
 

@@ -306,15 +306,20 @@ def test_the_keys_of_the_train_state_stand_beside_the_others_in_an_index(finishe
     written = json.loads((newest(finished.parent / "run") / checkpoint_index.INDEX).read_text())
     known = {one.name for one in fields(TrainState)}
     assert known <= written.keys()
-    earlier = {
-        key: value for key, value in written.items() if key not in ("checksum", "health", "unlogged", "callbacks")
-    }
+    later = ("checksum", "health", "unlogged", "callbacks", "objective")
+    earlier = {key: value for key, value in written.items() if key not in later}
     earlier |= {"step": 7, "position": 5, "consumed": [5], "skipped": [asdict(BLOCK)]}
     (tmp_path / checkpoint_index.INDEX).write_text(json.dumps({**earlier, "checksum": fingerprint(earlier)}))
     found = checkpoint_index.read(tmp_path)
     assert found.train_state == TrainState(7, 5, [BLOCK], Health(), {}, {})
     found.write(tmp_path)
     assert json.loads((tmp_path / checkpoint_index.INDEX).read_text()).keys() == written.keys()
+
+
+def test_a_checkpoint_says_what_its_run_trained_on_wherever_it_is_opened(finished, monkeypatch):
+    """Paths of corpora in a run file may be relative: no corpus is opened."""
+    monkeypatch.setattr("pretrain.engine.checkpoint.trained.open_corpus", None)
+    assert TrainedModel.open(newest(finished.parent / "run")).objective == "span_corruption"
 
 
 def test_a_corpus_with_other_content_is_named_by_its_key(finished):

@@ -14,7 +14,6 @@ from typer.testing import CliRunner
 
 from data_pipeline.base.errors import UserError
 from data_pipeline.corpus import open_corpus
-from data_pipeline.corpus.objectives.denoising import Denoising
 from data_pipeline.corpus.tokenizer import Tokenizer
 from data_pipeline.corpus.tokenizer.sentencepiece import SentencePiece
 from data_pipeline.text.vocabulary import Vocabulary
@@ -509,22 +508,32 @@ def test_answers_are_formed_as_in_training(with_marks):
 
 
 def test_a_checkpoint_says_what_its_model_was_trained_on(with_marks, small_corpus, tmp_path):
-    """By its run's `data.objective`, or by its corpora where inputs depend on it."""
+    """A checkpoint of before goes by its run's `data.objective`, or by the run's corpora that are still the same."""
     model = as_at_the_start("bart", vocab_size=with_marks.size)
     parts = (model.config, model.state_dict(), with_marks)
     save_weights(*parts, tmp_path / "imported")
     origin = checkpoint_index.read(tmp_path / "imported")
-    in_run_file = {**origin.identity, "data": {"objective": {"name": "denoising"}}}
-    save_weights(*parts, tmp_path / "by_key", replace(origin, identity=in_run_file))
-    save_weights(*parts, tmp_path / "by_corpus", run_file=run_file(tmp_path, small_corpus))
-    save_weights(*parts, tmp_path / "moved", run_file=run_file(tmp_path, tmp_path / "gone"))
+    corpus = open_corpus(small_corpus)
+
+    def of_run(data):
+        return replace(origin, identity={**origin.identity, "data": data})
+
+    here, moved = (run_file(tmp_path / name, folder) for name, folder in (("a", small_corpus), ("b", tmp_path / "no")))
+    save_weights(*parts, tmp_path / "recorded", replace(origin, objective="denoising"))
+    save_weights(*parts, tmp_path / "by_key", of_run({"objective": {"name": "denoising"}}))
+    save_weights(*parts, tmp_path / "by_corpus", of_run({"train": [{"corpus": corpus.fingerprint}]}), here)
+    save_weights(*parts, tmp_path / "other", of_run({"train": [{"corpus": "of another corpus"}]}), here)
+    save_weights(*parts, tmp_path / "moved", of_run({"train": [{"corpus": corpus.fingerprint}]}), moved)
     for name, objective in (
         ("imported", None),
+        ("recorded", "denoising"),
         ("by_key", "denoising"),
-        ("by_corpus", open_corpus(small_corpus).objective.name),
+        ("by_corpus", corpus.objective.name),
+        ("other", None),
         ("moved", None),
     ):
         assert TrainedModel.open(tmp_path / name).objective == objective, name
+
 
 
 def invoke(monkeypatch, trained, *arguments, piped=None):
@@ -622,15 +631,15 @@ def test_answers_go_to_stdout_while_a_bar_is_on_the_terminal(monkeypatch):
 
 def test_blanks_are_whole_words_that_a_hash_chooses(small_corpus):
     corpus = open_corpus(str(small_corpus))
-    pairs = blank_out(corpus, corpus.tokenizer, 4, seed=0)
+    pairs = blank_out(corpus, corpus.tokenizer, "span_corruption", 4, seed=0)
     for given, sentence in pairs:
         words, blanks = sentence.split(" "), [word for word in given.split(" ") if word.startswith("<")]
         assert blanks == [f"<extra_id_{number}>" for number in range(len(blanks))]
         assert 1 <= len(blanks) <= len(words) // 7
         assert all(left in (right, *blanks) for left, right in zip(given.split(" "), words, strict=True))
         assert all(right.isalpha() for left, right in zip(given.split(" "), words, strict=True) if left != right)
-    assert blank_out(corpus, corpus.tokenizer, 2, seed=0) == pairs[:2]
-    assert blank_out(corpus, corpus.tokenizer, 4, seed=1) != pairs
+    assert blank_out(corpus, corpus.tokenizer, "span_corruption", 2, seed=0) == pairs[:2]
+    assert blank_out(corpus, corpus.tokenizer, "span_corruption", 4, seed=1) != pairs
 
 
 def test_blanks_are_masks_for_denoising_and_where_there_are_no_sentinels(small_corpus):
@@ -638,13 +647,22 @@ def test_blanks_are_masks_for_denoising_and_where_there_are_no_sentinels(small_c
     corpus = open_corpus(str(small_corpus))
     pieces = corpus.tokenizer.model
     with_masks = Tokenizer(pieces, ["<mask>", "<s>"], 0)
-    for given, sentence in (pairs := blank_out(corpus, with_masks, 3, seed=0)):
+    for given, sentence in (pairs := blank_out(corpus, with_masks, "span_corruption", 3, seed=0)):
         assert "<mask>" in given
         assert "<s>" not in given
         rest = iter(sentence.split())
         assert all(word in rest for word in given.split() if "<mask>" not in word)
         assert with_masks.vocabulary.mask in with_masks.encode_with_sentinels(given)
     assert len(pairs) == 3
-    assert blank_out(corpus.with_objective(Denoising()), Tokenizer(pieces, ["<mask>", "<s>"], 9), 3, seed=0) == pairs
+    assert blank_out(corpus, Tokenizer(pieces, ["<mask>", "<s>"], 9), "denoising", 3, seed=0) == pairs
     with pytest.raises(UserError, match="neither"):
-        blank_out(corpus, Tokenizer(pieces, [], 0), 3, seed=0)
+        blank_out(corpus, Tokenizer(pieces, [], 0), "span_corruption", 3, seed=0)
+
+
+def test_sentences_of_a_corpus_are_masked_as_in_the_training_of_the_model(with_marks, small_corpus, monkeypatch):
+    """The corpus was built for span corruption."""
+    bart = random_model("bart", vocab_size=with_marks.size, max_positions=512)
+    for objective, mark in (("denoising", "<mask>"), ("span_corruption", "<extra_id_0>"), (None, "<extra_id_0>")):
+        trained = TrainedModel(bart, with_marks, objective)
+        done = invoke(monkeypatch, trained, "--corpus", small_corpus, "-n", 1, "--max-new-tokens", 3, "--jsonl")
+        assert mark in json.loads(done.stdout)["text"]

@@ -31,7 +31,8 @@ from pretrain.evaluate import hook as hooks
 from pretrain.evaluate.hook import Collectives, EvalResult, Evaluation, Outcome, StepHook, ValidationData
 from pretrain.evaluate.hook_runner import HookRunner
 from pretrain.loaded import PretrainedModel
-from pretrain.models.model import recording_hits
+from pretrain.models.functional import arithmetic
+from pretrain.models.model import Head, recording_hits
 from pretrain.run.metrics_file import read_metrics
 from pretrain.tools.evaluate import Standalone
 from pretrain.training import callback, callbacks
@@ -383,6 +384,24 @@ def test_hits_are_where_the_target_is_the_likeliest_id():
         _, hits = evaluation.losses_and_hits({"encoder_input_ids": inputs, "labels": labels})
         assert hits[0, 0]
         assert torch.equal(hits, logits_of(model, inputs, labels).argmax(dim=-1) == labels)
+
+
+@torch.no_grad()
+def test_hits_need_the_logits_of_a_few_targets_at_a_time(monkeypatch):
+    """Of 24 targets, in chunks of 5: the hits and losses are those of one chunk."""
+    model, inputs, labels = as_at_the_start("t5"), ids(4, 6), ids(4, 6, seed=1)
+    labels[0, 0] = logits_of(model, inputs, labels)[0, 0].argmax()
+    evaluation = evaluated_alone(Standalone(TrainedModel(model, None)), None, {}, 4)
+    losses, hits = evaluation.losses_and_hits({"encoder_input_ids": inputs, "labels": labels})
+    (head,) = (module for module in model.modules() if isinstance(module, Head))
+    logits, sizes = head._logits, []
+    monkeypatch.setattr(head, "_logits", lambda x: sizes.append(len(x)) or logits(x))
+    monkeypatch.setattr(arithmetic, "LOGITS_PER_CHUNK", 5 * len(head.weight))
+    in_chunks, again = evaluation.losses_and_hits({"encoder_input_ids": inputs, "labels": labels})
+    assert sizes == [5, 5, 5, 5, 4]
+    torch.testing.assert_close(in_chunks["labels"], losses["labels"])
+    assert torch.equal(again, hits)
+    assert hits[0, 0]
 
 
 @torch.no_grad()

@@ -1,6 +1,7 @@
 """What a context is worth: inputs exchanged and left out, and bigrams beside them."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -70,6 +71,17 @@ def test_the_input_is_worth_what_the_loss_rises_by_another(small_corpus, subject
     assert line.startswith(f"input use on small, {of.format(all=corpus.rows('validation'))} held-out rows: ")
     assert f"(text loss {get['loss']:.4f}; with another row's input {get['other_input_loss']:.4f}, " in line
     assert line.endswith(f", bigrams of training rows {get['bigram_entropy']:.4f})")
+
+
+def test_a_single_row_has_no_other_input(small_corpus):
+    """The row would be exchanged with itself, and its input would be worth 0."""
+    corpus = open_corpus(small_corpus)
+    splits = {**corpus.manifest.splits, "validation": replace(corpus.manifest.splits["validation"], rows=1)}
+    single = replace(corpus, manifest=replace(corpus.manifest, splits=splits))
+    evaluation = evaluated_alone(Copier(corpus.tokenizer.vocabulary), corpus.tokenizer, {"small": single}, 8)
+    found = InputUse(InputUseSettings()).evaluate(evaluation)
+    assert found.metrics == {}
+    assert found.lines == ["input use on small: left out, since one held-out row has no other row's input"]
 
 
 def test_rows_exchange_inputs_over_the_whole_split_however_it_is_batched(small_corpus):

@@ -4,6 +4,7 @@ import contextlib
 import io
 import json
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ import yaml
 from data_pipeline.base.errors import UserError
 from data_pipeline.corpus import open_corpus
 from data_pipeline.corpus.tokenizer import Tokenizer
+from data_pipeline.corpus.tokenizer.byt5 import Bytes
 from data_pipeline.corpus.tokenizer.sentencepiece import SentencePiece
 from pretrain.engine.checkpoint.index import checkpoint_in
 from pretrain.engine.checkpoint.trained import TrainedModel
@@ -105,6 +107,27 @@ def test_a_decoder_only_model_is_scored_plainly(tokenizer):
     assert math.isfinite(requests.rolling([text])[0])
 
 
+def test_a_decoder_reads_bos_before_every_context_where_its_training_had_it(tokenizer, monkeypatch):
+    """A context that is too long loses its beginning, but not BOS, and leaves the answer its 10 tokens."""
+    model, evaluation = evaluation_of(CAUSAL, tokenizer)
+    prompt_format = replace(PromptFormat.choose(model.config, tokenizer.vocabulary, None, None), bos=7)
+    requests = LmEvalRequests(model, prompt_format, evaluation, 2)
+    for context, continuation in (("The sky is", " blue"), ("", "Once upon a time")):
+        before, whole = tokenizer.encode([context, context + continuation])
+        wanted = log_p_after(model, [7, *before], whole[len(before) :])
+        assert requests.loglikelihood([(context, continuation)])[0][0] == pytest.approx(wanted, rel=1e-5)
+    asked, context = [], " ".join(["The sky is"] * 40)
+
+    def write(model, inputs, *_, **__):
+        asked.extend(inputs)
+        return [[]]
+
+    monkeypatch.setattr("pretrain.evaluate.lm_eval.written", write)
+    (ids,) = tokenizer.encode([context])
+    requests.generate([(context, {"max_gen_toks": 10})])
+    assert asked == [[7, *ids[-54:]]]
+
+
 BART = {"family": "bart", **SIZES, "num_encoder_layers": 1, "num_decoder_layers": 1, "max_positions": 64}
 
 
@@ -122,14 +145,30 @@ def test_equal_requests_have_different_samples(tokenizer):
     assert requests.generate(asked) == found
 
 
-def test_a_bart_is_asked_as_it_was_trained(with_mask):
-    """Pairs of text-to-text have no BOS; a model of unknown training gets it."""
+def test_a_bart_is_asked_as_it_was_trained(with_mask, monkeypatch):
+    """Pairs of text-to-text have no BOS; a model of unknown training gets it, and writes it."""
     (ids,), vocabulary = with_mask.encode(["The sky is"]), with_mask.vocabulary
     for objective, begin in (("text_to_text", []), (None, [vocabulary.bos])):
         model, requests = requests_to(BART, with_mask, "answer", objective)
         randomise(model, std=0.3)  # for weights that tell inputs apart
-        wanted, _ = log_p(model, [*begin, *ids, vocabulary.eos], [], [*ids, vocabulary.eos])
+        wanted, _ = log_p(model, [*begin, *ids, vocabulary.eos], begin, [*ids, vocabulary.eos])
         assert requests.loglikelihood([("The sky is", "The sky is")])[0][0] == pytest.approx(wanted, rel=1e-5)
+
+        def write(model, inputs, vocabulary, settings, causal, numbers, begin=begin):
+            assert inputs == [[*begin, *ids, vocabulary.eos]]
+            return [[*begin, *ids, vocabulary.eos][: settings.max_new_tokens]]
+
+        monkeypatch.setattr("pretrain.evaluate.lm_eval.written", write)
+        assert requests.generate([("The sky is", {"max_gen_toks": len(ids)})]) == ["The sky is"]
+
+
+def test_a_decoder_that_was_trained_on_pairs_scores_an_answer_by_itself():
+    """Behind EOS, and with one, but without the space before it, which is a token of its own among bytes."""
+    tokenizer = Tokenizer(Bytes(), (), 20)
+    model, requests = requests_to(CAUSAL, tokenizer, objective="in_one_row")
+    before, after = tokenizer.encode(["The sky is", "blue"])
+    wanted = log_p_after(model, [*before, tokenizer.vocabulary.eos], [*after, tokenizer.vocabulary.eos])
+    assert requests.loglikelihood([("The sky is", " blue")])[0][0] == pytest.approx(wanted, rel=1e-5)
 
 
 def test_a_copied_context_leaves_the_answer_its_length(with_mask, monkeypatch):
@@ -155,7 +194,7 @@ def test_an_answer_and_a_continuation_are_as_long_as_the_model_takes(tokenizer, 
     """By default a task has 256 tokens for an answer; a model of 64 positions has fewer, and no longer continuation."""
     for settings, form, one, message in (
         (CAUSAL, None, tokenizer, "tokens after 1 of the prompt, but the model takes 64"),
-        (BART, "answer", with_mask, "a continuation has .* tokens, but the model takes 64"),
+        (BART, "answer", with_mask, "tokens after 1 of the prompt, but the model takes 64"),
         (BART, "copy", with_mask, "tokens after 1 of the prompt, but the model takes 64"),
     ):
         _, requests = requests_to(settings, one, form)

@@ -12,6 +12,10 @@ import torch
 from data_pipeline.base.config_file import check, load
 from data_pipeline.base.errors import UserError
 from data_pipeline.corpus import open_corpus
+from data_pipeline.corpus.objectives.denoising import Denoising
+from data_pipeline.corpus.objectives.text_to_text import TextToText
+from data_pipeline.corpus.tokenizer import Tokenizer
+from data_pipeline.corpus.tokenizer.sentencepiece import SentencePiece
 from data_pipeline.loading.batch_layout import BatchLayout
 from pretrain.config import RunConfig
 from pretrain.config.evaluation import RetrievalSettings, TextToTextSettings, clashes
@@ -30,7 +34,7 @@ from tests.conftest import made_once, run, write_corpus_file
 from tests.support.exported import randomise
 from tests.support.rank_processes import on_ranks
 from tests.support.runs import run_file, train_ranks
-from tests.support.small_evaluations import CAUSAL, T5, evaluated, evaluation_of, log_p, log_p_after
+from tests.support.small_evaluations import CAUSAL, SIZES, T5, evaluated, evaluation_of, log_p, log_p_after
 from tests.support.tables import each
 
 # --- metrics
@@ -186,6 +190,43 @@ def test_answers_are_the_likeliest_and_choices_those_of_the_smallest_loss(small_
     for name, column in zip(metrics, ("answer", "choice"), strict=True):
         right = [row[column] in line["targets"] for row, line in zip(rows, lines, strict=True)]
         assert found.metrics[f"text_to_text/dev/{name}"] == sum(right) / len(rows)
+
+
+BART = {"family": "bart", **SIZES, "num_encoder_layers": 1, "num_decoder_layers": 1, "max_positions": 64}
+
+
+@each("objective, begins", [(None, True), ("denoising", True), ("text_to_text", False)])
+def test_a_bart_answers_the_lines_of_a_file_as_it_was_trained(
+    spiece, small_corpus, tmp_path, monkeypatch, objective, begins
+):
+    """With BOS before inputs, answers and choices, unless it was trained on pairs, as the held-out corpora tell."""
+    lines = [{"inputs": f"red {word}", "targets": ["dog red"], "choices": [*WORDS, "dog red"]} for word in WORDS]
+    (tmp_path / "dev.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    tokenizer = Tokenizer(SentencePiece.read(spiece), ("<s>", "<mask>"), 20)
+    small = open_corpus(small_corpus)
+    corpora = {
+        None: {},
+        "denoising": {"small": small.with_objective(Denoising())},
+        "text_to_text": {"small": small, "swap": small.with_objective(TextToText())},
+    }[objective]
+    model, evaluation = evaluation_of(BART, tokenizer, corpora)
+    randomise(model, std=0.3)
+    begin, eos, (answer,) = [tokenizer.vocabulary.bos] * begins, tokenizer.vocabulary.eos, tokenizer.encode("dog red")
+    read = [[*begin, *ids, eos] for ids in tokenizer.encode([line["inputs"] for line in lines])]
+    asked = []
+
+    def write(model, inputs, vocabulary, settings, causal):
+        asked.extend(inputs)
+        return [[*begin, *answer, eos] for _ in inputs]
+
+    monkeypatch.setattr("pretrain.evaluate.text_to_text.written", write)
+    given = {"metrics": ["exact_match", "rank_accuracy"], "file": str(tmp_path / "dev.jsonl"), "shown": 40}
+    found = TextToTextAnswers(check(given, TextToTextSettings, "hook")).evaluate(evaluation)
+    assert asked == read
+    assert found.metrics["text_to_text/dev/exact_match"] == 1.0
+    for row, ids, line in zip(found.tables["text_to_text/dev"], read, lines, strict=True):
+        sums = [log_p(model, ids, begin, [*one, eos])[0] for one in tokenizer.encode(line["choices"])]
+        assert row["choice"] == line["choices"][sums.index(max(sums))]
 
 
 def test_retrieval_searches_all_targets_of_a_corpus(pairs_corpus):

@@ -20,6 +20,7 @@ from data_pipeline.base.config_file import load as load_run
 from data_pipeline.base.errors import UserError
 from data_pipeline.corpus import open_corpus
 from data_pipeline.corpus.tokenizer import Tokenizer, tokenizer_json
+from data_pipeline.corpus.tokenizer.ids import Ids
 from data_pipeline.corpus.tokenizer.sentencepiece import SentencePiece
 from pretrain.config import RunConfig
 from pretrain.engine.checkpoint import tensors
@@ -115,6 +116,30 @@ def test_the_mask_token_is_the_blank_that_the_model_has_learnt_to_fill(
         expected = ours.vocabulary.first_sentinel if mask == "<extra_id_0>" else ours.vocabulary.mask
         assert theirs.mask_token_id == expected
     assert same(tokenizer_files.read(tmp_path), ours)
+
+
+@each(
+    "family, objective, begins, ends",
+    [
+        ("bart", None, True, True),
+        ("bart", "denoising", True, True),
+        ("bart", "text_to_text", False, True),
+        ("encoder_only", "masked_lm", True, True),
+        ("decoder_only", "causal_lm", False, False),
+        ("decoder_only", "in_one_row", False, True),
+    ],
+)
+def test_an_exported_tokenizer_puts_the_marks_of_training_around_a_text(
+    family, objective, begins, ends, bart_tokenizer, tmp_path
+):
+    """And the card does so around ids."""
+    tokenizer_files.write(bart_tokenizer, hf_models(family)[0], objective, tmp_path)
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    vocabulary, (ids,) = bart_tokenizer.vocabulary, bart_tokenizer.encode("the License")
+    assert theirs("the License").input_ids == [*[vocabulary.bos] * begins, *ids, *[vocabulary.eos] * ends]
+    of_ids, config = Tokenizer(Ids(9), ["<s>"]), as_at_the_start({"encoder_only": "bert"}.get(family, family)).config
+    page = card.page(Lineage(objective=objective), config, hf_models(family)[0], of_ids)
+    assert f"torch.tensor([{[*[11] * begins, 0, 1, 2, *[10] * ends]}])" in page
 
 
 def test_a_program_that_asks_for_a_processor_gets_the_tokenizer_of_a_t5gemma2(spiece, tmp_path):

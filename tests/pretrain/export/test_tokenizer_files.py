@@ -11,6 +11,10 @@ from typer.testing import CliRunner
 from data_pipeline.corpus import open_corpus
 from pretrain import cli
 from pretrain.engine.checkpoint.trained import TrainedModel
+from pretrain.evaluate.generation.settings import GenerationSettings
+from pretrain.evaluate.generation.texts import answer_texts, input_ids
+from pretrain.run.world import World
+from pretrain.tools.evaluate import Session
 from tests.conftest import write_c4, write_corpus_file
 from tests.support.in_process import done_here
 from tests.support.published_tokenizers import ODD
@@ -82,12 +86,19 @@ def test_an_import_and_its_export_have_the_ids_and_logits_of_transformers(name, 
         ids = ids_of(tokenizer, text)
         assert ours.tokenizer.encode([text]) == [ids] == [ids_of(theirs, text)]
         assert theirs(text).input_ids == tokenizer(text).input_ids  # with BOS, where there is one
+        assert input_ids(ours, text) == (tokenizer(text).input_ids or [tokenizer.eos_token_id])
         inputs = torch.tensor([ids[:200]])
         expected = model(inputs).logits
         assert expected.std() > 0.1
         largest = expected.abs().max()
         assert (ours.model.decode(inputs) - expected).abs().max() < 1e-5 * largest
         assert (again.eval()(inputs).logits - expected).abs().max() < 1e-5 * largest
+    begin = tokenizer("").input_ids
+    assert begin == ([] if name == "Qwen3" else [tokenizer.bos_token_id])
+    (one,) = answer_texts(ours, ["Hello world"], GenerationSettings(max_new_tokens=1))
+    assert one.whole.startswith("Hello world")
+    prompt = Session(ours, None, World.on_this_node(), 1).prompt_format(None).prompt([5], [6])
+    assert (prompt.prefix, prompt.scored) == ([*begin, 5], [6])
     assert theirs.special_tokens_map == tokenizer.special_tokens_map
     described = ours.tokenizer.describe()
     invoke("import", tmp_path / "exported", tmp_path / "again")

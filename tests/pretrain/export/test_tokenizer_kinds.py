@@ -121,7 +121,7 @@ def test_bytes_of_families_with_other_marks_than_byt5s_are_exported_as_tokenizer
     ours = open_corpus(tmp_path / "corpus").tokenizer
     sizes = {"family": family, "d_model": 32, "d_ff": 64, "num_heads": 4, "dropout_rate": 0.0}
     layers, objective = {
-        "bart": ({"num_encoder_layers": 1, "num_decoder_layers": 1}, {"name": "span_corruption", "inputs_length": 32}),
+        "bart": ({"num_encoder_layers": 1, "num_decoder_layers": 1}, {"name": "denoising", "length": 64}),
         "decoder_only": ({"num_layers": 1, "max_positions": 64}, {"name": "causal_lm", "length": 63}),
     }[family]
     rows = {"objective": objective}
