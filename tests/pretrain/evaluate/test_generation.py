@@ -535,7 +535,6 @@ def test_a_checkpoint_says_what_its_model_was_trained_on(with_marks, small_corpu
         assert TrainedModel.open(tmp_path / name).objective == objective, name
 
 
-
 def invoke(monkeypatch, trained, *arguments, piped=None):
     monkeypatch.setattr("pretrain.loaded.open_model", lambda path: trained)
     return CliRunner().invoke(cli.app, ["generate", "somewhere", *map(str, arguments)], input=piped)
