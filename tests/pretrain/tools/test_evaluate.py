@@ -91,7 +91,7 @@ def test_corpora_are_read_with_the_cache_and_past_the_damage_of_the_run(small_co
 
 
 def test_evaluations_of_several_checkpoints_share_a_table_in_any_order(small_corpus, tmp_path):
-    """A second evaluation of a checkpoint replaces the first. A resumed run drops steps that it takes again."""
+    """A second evaluation of a checkpoint replaces the first. A run that resumes drops the steps after its own."""
     tokenizer, hook = open_corpus(small_corpus).tokenizer, "{hook: samples, number: 1, max_new_tokens: 2}"
     index = checkpoint_index.read(saved(tmp_path, T5, tokenizer))
     for step in (2, 1):
