@@ -91,16 +91,17 @@ def read(directory: Path) -> dict[int, Heartbeat]:
     """The heartbeats of a node's ranks, by rank."""
     found = {}
     now = time.monotonic()
-    for path in directory.glob("rank-*"):
-        if not path.suffix:
-            signs = Signs.from_buffer_copy(path.read_bytes())
-            found[int(path.name.removeprefix("rank-"))] = Heartbeat(
-                signs.step,
-                signs.marks,
-                silent=now - signs.beat,
-                first_step=now - signs.first_step if signs.first_step else None,
-                stopped=is_stopped(signs.process),
-            )
+    with contextlib.suppress(FileNotFoundError):  # something has removed the directory
+        for path in directory.glob("rank-*"):
+            if not path.suffix:
+                signs = Signs.from_buffer_copy(path.read_bytes())
+                found[int(path.name.removeprefix("rank-"))] = Heartbeat(
+                    signs.step,
+                    signs.marks,
+                    silent=now - signs.beat,
+                    first_step=now - signs.first_step if signs.first_step else None,
+                    stopped=is_stopped(signs.process),
+                )
     return found
 
 

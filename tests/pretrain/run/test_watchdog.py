@@ -125,6 +125,12 @@ def test_the_supervisor_sees_a_ranks_step_its_marks_and_that_its_first_step_is_d
     assert done.stdout.splitlines() == ["(7, 2, True, False)", "(7, 2, False, False)", "(7, 2, False, False)"]
 
 
+def test_heartbeats_that_something_removes_are_not_read(tmp_path):
+    """A link that leads nowhere is a file that is gone once it has been listed."""
+    (tmp_path / "rank-3").symlink_to(tmp_path / "gone")
+    assert heartbeat.read(tmp_path) == {}
+
+
 def test_an_error_in_any_letters_is_told(tmp_path, monkeypatch):
     """A name of a file that isn't UTF-8 has surrogates, which no locale can write."""
     monkeypatch.setenv(heartbeat.DIRECTORY, str(tmp_path))
