@@ -96,7 +96,7 @@ def _build(config: CorpusConfig, store: Store, until: str, strict: bool, repair:
 
 
 def _warn_of_single_files(config: CorpusConfig, inputs: Sequence[InputFile]) -> None:
-    """Prints a line for each source of which `split.by: files` holds out nothing: its only file is left to train on."""
+    """Prints a line for each source with one file if whole files are held out: the only file is left to train on."""
     if config.split.by == "files" and config.split.validation_fraction:
         numbers = Counter(file.source.name for file in inputs if file.source.split is None)
         for name in (name for name, number in numbers.items() if number == 1):

@@ -1,6 +1,7 @@
 """`launch hosts` on two hosts with addresses of their own, reached by ssh; one is cut off in the middle of a step."""
 
 import json
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -141,10 +142,13 @@ def test_options_of_ssh_that_no_shell_would_read_are_named(tmp_path, small_corpu
         assert (done.returncode, done.stderr) == (2, 'error: --ssh: -i "key: no closing quotation\n')
 
 
+@pytest.mark.skipif(not shutil.which("ssh"), reason="ssh isn't installed")
 def test_options_of_ssh_go_before_those_of_launch():
     """`ssh -G` shows what ssh makes of its options, and connects to nothing."""
     given = ssh_options("-o ConnectTimeout=90 -o BatchMode=no")
-    program, *command = access(given).command("10.0.0.2")  # type: ignore[misc]
+    command_of = access(given).command
+    assert command_of is not None
+    program, *command = command_of("10.0.0.2")
     shown = subprocess.run([program, "-G", *command], capture_output=True, text=True, check=True).stdout.splitlines()
     assert {"connecttimeout 90", "batchmode no", "serveraliveinterval 15", "hostname 10.0.0.2"} <= {*shown}
 
