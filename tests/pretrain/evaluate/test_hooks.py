@@ -34,8 +34,11 @@ from pretrain.loaded import PretrainedModel
 from pretrain.models.functional import arithmetic
 from pretrain.models.model import Head, recording_hits
 from pretrain.run.metrics_file import read_metrics
+from pretrain.run.world import World
 from pretrain.tools.evaluate import Standalone
 from pretrain.training import callback, callbacks
+from pretrain.training.tracking.mlflow_store import TrackedRun
+from pretrain.training.tracking.tracker import Tracker
 from tests.conftest import TOP
 from tests.conftest import run as run_command
 from tests.support.forked import run_forked
@@ -509,6 +512,32 @@ def test_skipped_steps_leave_the_average_of_the_page_as_it_was(tmp_path, monkeyp
         patience.after_step(None, SimpleNamespace(loss=loss, applied=applied))
         found.append(patience.metrics(None).get("train/average_loss"))
     assert found == [None, 4.0, 4.0, pytest.approx(3.8)]
+
+
+def test_runs_of_one_name_have_their_own_ids_at_weights_and_biases(tmp_path, monkeypatch):
+    """All attempts of a run have one id. A step that is taken again is logged again, under the metric `step`, since
+    W&B drops what comes before its own last step. The module here only records what the page's code gives wandb."""
+    ids, axes, logged = [], set(), []
+
+    def init(**settings):
+        ids.append(settings["id"])
+        return SimpleNamespace(define_metric=lambda name, step_metric: axes.add((name, step_metric)), log=logged.append)
+
+    monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(init=init))
+    install_page("how-to/write-a-callback", tmp_path, monkeypatch)
+    page = runpy.run_path(str(tmp_path / "my_package/wandb_callback.py"))
+    config = SimpleNamespace(run=SimpleNamespace(name="t5"))
+    for attempt, name in ((1, "here"), (2, "here"), (1, "there")):
+        directory = tmp_path / name
+        directory.mkdir(exist_ok=True)
+        Tracker(directory, TrackedRun("c4", config.run.name, attempt), None).close("KILLED")
+        run = SimpleNamespace(world=World.on_this_node(), config=config, directory=directory)
+        callback = page["WandB"](project="c4")
+        callback.before_training(SimpleNamespace(run=run))
+        callback.after_log(SimpleNamespace(step=3), {"train/loss": 2.0})
+    assert ids[0] == ids[1] != ids[2]
+    assert axes == {("*", "step")}
+    assert logged == [{"step": 3, "train/loss": 2.0}] * 3
 
 
 def losses_without(name, path):
