@@ -97,7 +97,7 @@ class Workload:
         from pretrain.engine.engine import Engine
 
         free(self.device)
-        model: Any = construct(config, config.model, drawn=not self._weights)
+        model: Any = construct(config, config.model, skip_init=bool(self._weights))
         if self._weights:
             model.load_state_dict(self._weights)
         else:

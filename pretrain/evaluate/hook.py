@@ -108,7 +108,7 @@ class Evaluation:
         earlier: returns the rows that earlier evaluations added to a table, where NaN is "NaN", as `float` reads it.
     """
 
-    subject: EvalModel
+    model: EvalModel
     held_out: ValidationData
     step: int
     collectives: "Collectives"
@@ -134,15 +134,15 @@ class Evaluation:
     def losses(self, batch: Batch) -> dict[str, torch.Tensor]:
         """The fp32 losses of a batch by name, as the model's forward returns them; "labels": (batch, targets)."""
         with self.collectives.guard():
-            return self.subject.losses(batch)
+            return self.model.losses(batch)
 
     def losses_and_hits(self, batch: Batch, alone: bool = False) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
         """`losses`, and whether each target is the model's likeliest id: bool (batch, targets).
 
         `alone`: True if the model is whole on this rank, and other ranks don't call this.
         """
-        with self.collectives.shield(), recording_hits(self.subject.module) as hits:
-            losses = self.subject.losses(batch) if alone else self.losses(batch)
+        with self.collectives.shield(), recording_hits(self.model.module) as hits:
+            losses = self.model.losses(batch) if alone else self.losses(batch)
         labels, (found,) = batch["labels"].to(hits[0].device), hits
         if found.shape != labels.shape:  # without ignored labels
             found = torch.zeros_like(labels, dtype=torch.bool).masked_scatter(labels != IGNORE_INDEX, found)
@@ -151,7 +151,7 @@ class Evaluation:
     @contextlib.contextmanager
     def whole_model(self) -> Iterator[Model]:
         """Within the block, the model in evaluation mode with all its weights on this rank; it uses no collectives."""
-        with self.collectives.guard(), self.subject.whole() as model, self.collectives.unshielded():
+        with self.collectives.guard(), self.model.whole() as model, self.collectives.unshielded():
             yield model
 
     def sum(self, values: torch.Tensor) -> torch.Tensor:

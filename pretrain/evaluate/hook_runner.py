@@ -42,14 +42,14 @@ class HookRunner:
         self._held_out, self._folder, self._resumes = held_out, folder, resumes
         self._errors: dict[int, Exception] = {}  # by id(hook), of hooks that raised in `during`
 
-    def after(self, subject: EvalModel, step: int, last: bool) -> Iterator[EvalResult]:
+    def after(self, model: EvalModel, step: int, last: bool) -> Iterator[EvalResult]:
         """Runs each hook that is due after `step` steps, and writes its tables and images. All ranks call this.
 
         After the last step every hook is due. Of hooks that differ in `every_steps` alone, one runs. A hook that fails
         or exceeds its budget gives a warning.
         """
         for settings, hook in self._due(step, last):
-            yield self._evaluated(settings, hook, subject, step)
+            yield self._evaluated(settings, hook, model, step)
 
     @contextlib.contextmanager
     def during(self, engine: "Engine", step: int, last: bool) -> Iterator[None]:
@@ -88,31 +88,31 @@ class HookRunner:
                 ran.append(apart_from_period)
                 yield settings, hook
 
-    def _evaluated(self, settings: HookSettings, hook: Hook, subject: EvalModel, step: int) -> EvalResult:
-        collectives = Collectives(settings.budget_seconds, subject.device, alone=self._held_out.layout.ranks == 1)
-        evaluation = Evaluation(subject, self._held_out, step, collectives, partial(self._earlier, step))
+    def _evaluated(self, settings: HookSettings, hook: Hook, model: EvalModel, step: int) -> EvalResult:
+        collectives = Collectives(settings.budget_seconds, model.device, alone=self._held_out.layout.ranks == 1)
+        evaluation = Evaluation(model, self._held_out, step, collectives, partial(self._earlier, step))
         began = time.monotonic()
         with watchdog.slow_phase(), torch.no_grad():
             outcome = collectives.run(lambda: self._recorded(step, self._evaluate(hook, evaluation)))
         seconds = time.monotonic() - began
         if outcome.value is None:
             return self._failed(settings.hook, step, outcome)
-        findings, warnings = outcome.value, []
+        result, warnings = outcome.value, []
         if collectives.late:
             budget = f"its budget of {settings.budget_seconds:g} s (evaluation.budget_seconds)"
             warnings = [f"warning: {settings.hook} was cut after {seconds:.1f} s, {budget}; it covers only a part"]
-        metrics = {**findings.metrics, f"evaluation/{settings.hook}/seconds": seconds}
-        return EvalResult(metrics, lines=[*findings.lines, *warnings], more_lines=findings.more_lines)
+        metrics = {**result.metrics, f"evaluation/{settings.hook}/seconds": seconds}
+        return EvalResult(metrics, lines=[*result.lines, *warnings], more_lines=result.more_lines)
 
     def _earlier(self, step: int, table: str) -> list[Row]:
         """The rows that a table got before `step`."""
         rows = record.table(self._folder / f"{table}.json") if self._folder is not None else []
         return [row for row in rows if row["step"] < step]
 
-    def _recorded(self, step: int, findings: EvalResult) -> EvalResult:
+    def _recorded(self, step: int, result: EvalResult) -> EvalResult:
         if self._held_out.layout.rank == 0 and self._folder is not None:
-            record.keep(self._folder, step, findings, self._resumes)
-        return findings
+            record.keep(self._folder, step, result, self._resumes)
+        return result
 
     def _failed(self, hook: str, step: int, outcome: Outcome[EvalResult]) -> EvalResult:
         """The warning for a hook that failed on some rank. A rank with a traceback writes it to a file."""

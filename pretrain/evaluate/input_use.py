@@ -61,7 +61,7 @@ class InputUse:
 
     def _of_corpus(self, evaluation: Evaluation, corpus: Corpus, bigrams: "Bigrams") -> tuple[dict[str, float], int]:
         """The metrics by the last part of their names, and the number of rows."""
-        vocabulary, device = corpus.tokenizer.vocabulary, evaluation.subject.device
+        vocabulary, device = corpus.tokenizer.vocabulary, evaluation.model.device
         sums = torch.zeros(2, 4, dtype=torch.float64, device=device)  # (first or later, three losses and tokens)
         counts = torch.zeros(vocabulary.size, dtype=torch.int64, device=device)
         bigram_loss = torch.zeros(1, dtype=torch.float64, device=device)

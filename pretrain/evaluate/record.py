@@ -30,12 +30,12 @@ def directory(run: Path) -> Path:
     return run / ARTIFACTS_DIRECTORY / "evaluation"
 
 
-def keep(folder: Path, step: int, findings: "EvalResult", resumes: bool = True) -> None:
+def keep(folder: Path, step: int, result: "EvalResult", resumes: bool = True) -> None:
     """Adds the tables and images of the evaluation after `step` steps. They replace those of `step`.
 
     `resumes`: rows of later steps are dropped, since a run that has resumed takes those steps again.
     """
-    for name, rows in findings.tables.items():
+    for name, rows in result.tables.items():
         path = folder / f"{name}.json"
         there = table(path)
         later = [] if resumes else [row for row in there if row["step"] > step]
@@ -43,7 +43,7 @@ def keep(folder: Path, step: int, findings: "EvalResult", resumes: bool = True) 
         columns = list(dict.fromkeys(column for row in rows for column in row))
         data = strict_json([[row.get(column) for column in columns] for row in rows])
         write_json(path, {"columns": columns, "data": data})
-    for name, figure in findings.images.items():
+    for name, figure in result.images.items():
         write_bytes(folder / name / f"step-{step:08d}.png", png(figure))
 
 

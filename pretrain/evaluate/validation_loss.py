@@ -57,7 +57,7 @@ def _lines(name: str, corpus: Corpus, metrics: dict[str, float]) -> Iterator[str
 
 
 def _corpus_metrics(evaluation: Evaluation, corpus: Corpus, most_rows: int | None) -> dict[str, float]:
-    vocabulary, device = corpus.tokenizer.vocabulary, evaluation.subject.device
+    vocabulary, device = corpus.tokenizer.vocabulary, evaluation.model.device
     # loss, targets, loss of text, targets of text, rows with targets, hits
     sums = torch.zeros(6, dtype=torch.float64, device=device)
     counts = torch.zeros(vocabulary.size, dtype=torch.int64, device=device)

@@ -44,7 +44,7 @@ _HANG_SECONDS = 1800.0
 
 @dataclass(frozen=True)
 class Standalone:
-    """A whole model on this rank, as the subject of hooks."""
+    """A whole model on this rank, as hooks get it."""
 
     trained: TrainedModel
 
@@ -105,9 +105,9 @@ class Session:
         skip_damage = self.config is not None and self.config.data.on_damage == "skip"
         return ValidationData(corpora, self.trained.tokenizer, skip_damage, layout)
 
-    def evaluation(self, subject: TrainedModel) -> Evaluation:
+    def evaluation(self, trained: TrainedModel) -> Evaluation:
         collectives = Collectives(None, self.trained.device, alone=self.world.size == 1)
-        return Evaluation(Standalone(subject), self.held_out({}), 0, collectives)
+        return Evaluation(Standalone(trained), self.held_out({}), 0, collectives)
 
     def prompt_format(self, form: str | None) -> PromptFormat:
         tokenizer, objective = self.trained.tokenizer, self.trained.objective
@@ -135,7 +135,7 @@ def evaluate(
     out: Path | None = None,
     as_json: bool = False,
 ) -> None:
-    """Runs hooks on a checkpoint, on all ranks that a launcher started, and prints their findings.
+    """Runs hooks on a checkpoint, on all ranks that a launcher started, and prints their results.
 
     `corpora` replace the validation corpora of the checkpoint's run. Tables and images go below `out`. Raises UserError
     if there is no corpus, or a corpus with another tokenizer, and FailedError at the end if a hook failed.
@@ -155,24 +155,24 @@ def evaluate(
         hooks = [settings for settings in hooks if not settings.problems(objectives)]
         runner = HookRunner(hooks, session.held_out(held_out), out, resumes=False)
         step = checkpoint_index.read(checkpoint).step
-        for findings in runner.after(Standalone(session.trained), step, last=True):
-            metrics |= findings.metrics
-            failed |= findings.failed
+        for result in runner.after(Standalone(session.trained), step, last=True):
+            metrics |= result.metrics
+            failed |= result.failed
             if session.world.rank == 0:
-                _show(findings, sys.stderr if as_json else sys.stdout)
+                _show(result, sys.stderr if as_json else sys.stdout)
         if session.world.rank == 0 and as_json:
             print(json.dumps(strict_json(metrics), indent=1))
     if failed:
         raise FailedError("some hooks failed; their lines above say why")
 
 
-def _show(findings: EvalResult, stream: TextIO) -> None:
+def _show(result: EvalResult, stream: TextIO) -> None:
     width = shutil.get_terminal_size().columns if stream.isatty() else math.inf
-    for line in findings.lines:
+    for line in result.lines:
         print(line if len(line) <= width else textwrap.fill(line, int(width), subsequent_indent="    "), file=stream)
-    for line in findings.more_lines:
+    for line in result.more_lines:
         print(line, file=stream, flush=True)
-    for name, value in findings.metrics.items():
+    for name, value in result.metrics.items():
         print(f"{name:45} {value:.6g}", file=stream, flush=True)
 
 

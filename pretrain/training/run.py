@@ -131,7 +131,7 @@ def build_engine(run: PreparedRun, warn: Callable[[str], None]) -> "Engine":
     from pretrain.engine.construction import construct
     from pretrain.engine.engine import Engine
 
-    model = construct(run.config, run.model, drawn=not (run.resume or run.initial_weights))
+    model = construct(run.config, run.model, skip_init=bool(run.resume or run.initial_weights))
     section = run.config.wrapper
     wrapper = section.load(run.config.precision, communication_device()) if section else None
     return Engine.initialize(model, run.config, wrapper=wrapper, warn=warn)

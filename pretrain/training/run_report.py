@@ -75,11 +75,11 @@ class RunReport:
         if self._tracker is not None and metrics:
             self._tracker.log(step, metrics)
 
-    def record_findings(self, step: int, findings: "EvalResult") -> None:
+    def record_result(self, step: int, result: "EvalResult") -> None:
         """Records the metrics of a hook after a step, and prints its lines."""
-        self.record(step, findings.metrics)
-        for line in findings.lines:
-            self.say(f"step {step}  {line}{'; training continues' if findings.failed else ''}")
+        self.record(step, result.metrics)
+        for line in result.lines:
+            self.say(f"step {step}  {line}{'; training continues' if result.failed else ''}")
 
     def say(self, line: str, stream: TextIO | None = None) -> None:
         """Prints a line on rank 0."""

@@ -22,10 +22,10 @@ CAUSAL = {"family": "decoder_only", **SIZES, "num_layers": 1, "max_positions": 6
 BERT = {"family": "encoder_only", **SIZES, "num_layers": 1}
 
 
-def evaluated_alone(subject: Any, tokenizer: Tokenizer, corpora: Mapping[str, Corpus], batch_size: int) -> Evaluation:
+def evaluated_alone(model: Any, tokenizer: Tokenizer, corpora: Mapping[str, Corpus], batch_size: int) -> Evaluation:
     """An evaluation on this rank alone, at step 0."""
     held_out = ValidationData(corpora, tokenizer, False, BatchLayout(0, 1, batch_size, 1))
-    return Evaluation(subject, held_out, 0, Collectives(None, torch.device("cpu"), alone=True))
+    return Evaluation(model, held_out, 0, Collectives(None, torch.device("cpu"), alone=True))
 
 
 def evaluation_of(

@@ -43,7 +43,7 @@ class LossBreakdown:
         return EvalResult(tables={"loss_breakdown": tables}, images=images)
 
     def _corpus_bins(self, evaluation: Evaluation, corpus: Corpus) -> list[Row]:
-        vocabulary, device = corpus.tokenizer.vocabulary, evaluation.subject.device
+        vocabulary, device = corpus.tokenizer.vocabulary, evaluation.model.device
         # (targets, their loss, hits) for each bin, and for each token
         positions, spans = (torch.zeros(_POWERS, 3, dtype=torch.float64, device=device) for _ in range(2))
         tokens = torch.zeros(vocabulary.size, 3, dtype=torch.float64, device=device)

@@ -121,16 +121,16 @@ class Stragglers(Callback):
             "stragglers/factor": now.factor if now else 1.0,
         }
         if not _same(now, before):
-            trainer.report.record_findings(trainer.step, self._findings(trainer.step, now, before))
+            trainer.report.record_result(trainer.step, self._result(trainer.step, now, before))
 
-    def _findings(self, step: int, now: Slow | None, before: Slow | None) -> EvalResult:
+    def _result(self, step: int, now: Slow | None, before: Slow | None) -> EvalResult:
         line = f"warning: {self._what(now)}{self._remedy(now)}" if now else f"{self._which(before)} is no longer slow"
         host, device = place(now.rank, self._machines) if now and now.rank is not None else ("", "")
         row = {"rank": now and now.rank, "host": host, "device": device, "slow": now and now.cause}
-        findings = EvalResult(self._metrics, {TABLE: [{**row, "what": self._what(now) if now else line}]}, lines=[line])
+        result = EvalResult(self._metrics, {TABLE: [{**row, "what": self._what(now) if now else line}]}, lines=[line])
         with contextlib.suppress(OSError):  # a full disk must not end the run
-            record.keep(self._folder, step, findings)
-        return findings
+            record.keep(self._folder, step, result)
+        return result
 
     def _what(self, slow: Slow) -> str:
         if slow.cause == "device":

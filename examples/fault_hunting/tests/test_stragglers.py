@@ -230,7 +230,7 @@ def named_while_busy_for(folder, steps):
         report=SimpleNamespace(
             machines=[this_machine(0, 1)],
             connects_to_mlflow=lambda: rank == 0 and now[0] <= steps,
-            record_findings=lambda step, _: found.append(step),
+            record_result=lambda step, _: found.append(step),
         ),
     )
     straggling = Stragglers(FACTOR)

@@ -35,13 +35,13 @@ class Copy:
 
     Attributes:
         tensors: the tensors, by "STATE/NAME".
-        pieces: the fragments of parameters that the tensors hold, by parameter name.
+        fragments: the fragments of parameters that the tensors hold, by parameter name.
         image: the bytes of a safetensors file of the tensors.
         seconds: how long training has waited for the copy.
     """
 
     tensors: dict[str, Tensor] = field(default_factory=dict)
-    pieces: dict[str, SavedFragment] = field(default_factory=dict)
+    fragments: dict[str, SavedFragment] = field(default_factory=dict)
     image: Tensor = field(default_factory=lambda: torch.empty(0))
     seconds: float = 0.0
     pending: list[tuple[Tensor, Tensor]] = field(default_factory=list)  # (to, from)
@@ -122,14 +122,15 @@ class PinnedStaging:
                 others = factored.get(one.name, {}) if one.start == 0 else {}
                 shapes |= {f"{name}/{one.name}": [one.size] for name in (PARAMETER, *names)}
                 whole |= {f"{name}/{one.name}": value for name, value in others.items()}
-                copy.pieces[one.name] = SavedFragment(one.start, one.size, list(one.shape), single, names, list(others))
+                saved = SavedFragment(one.start, one.size, list(one.shape), single, names, list(others))
+                copy.fragments[one.name] = saved
         self._lay_out(shapes | {name: list(value.shape) for name, value in whole.items()}, buffers[0][0].is_cuda)
         copy.image, copy.tensors = self._image, dict(self._tensors)
         for number, (buffer, owned) in enumerate(buffers):
             watchdog.alive()
             with loaded(deepspeed, number):
                 for one in owned:
-                    for name in (PARAMETER, *copy.pieces[one.name].states):
+                    for name in (PARAMETER, *copy.fragments[one.name].states):
                         values = buffer.data if name == PARAMETER else state[buffer][name].detach()
                         to, source = copy.tensors[f"{name}/{one.name}"], one.view(values)
                         if swapped(deepspeed, number):  # the buffer is in memory only now

@@ -317,10 +317,10 @@ Files = Mapping[str, File]
 """Descriptions of files, by their path below the checkpoint."""
 
 
-def write_table(directory: Path, rank: int, pieces: dict[str, SavedFragment]) -> Files:
+def write_table(directory: Path, rank: int, fragments: dict[str, SavedFragment]) -> Files:
     """Writes the table of the fragments of `rank`; returns its description."""
     path = directory / f"{rank_file(rank)}.json"
-    write_json(path, Table(pieces))
+    write_json(path, Table(fragments))
     return {path.name: File.of(path)}
 
 

@@ -188,7 +188,7 @@ class Saver:
 
         def write_own() -> Files:
             writing.copy.finish()
-            files = write_part(temporary, rank, writing.copy.image, writing.copy.pieces, writing.advanced.set)
+            files = write_part(temporary, rank, writing.copy.image, writing.copy.fragments, writing.advanced.set)
             writing.parts_ended = 1
             return files
 

@@ -47,7 +47,7 @@ def header(shapes: Mapping[str, list[int]]) -> bytes:
 
 
 def write_part(
-    directory: Path, rank: int, image: Tensor, pieces: dict[str, SavedFragment], progress: Callable[[], None]
+    directory: Path, rank: int, image: Tensor, fragments: dict[str, SavedFragment], progress: Callable[[], None]
 ) -> Files:
     """Writes a rank's safetensors file with the bytes `image` (bytes,), and the table of its fragments. Returns their
     descriptions.
@@ -66,7 +66,7 @@ def write_part(
             if number % _BLOCKS_BETWEEN_FLUSHES == 0:
                 os.fsync(opened.fileno())
             progress()
-    return {name: File(len(content), digest.hexdigest()), **write_table(directory, rank, pieces)}
+    return {name: File(len(content), digest.hexdigest()), **write_table(directory, rank, fragments)}
 
 
 def write_tensors(tensors: dict[str, Tensor], path: Path) -> None:
@@ -124,13 +124,13 @@ class StoredTensors:
         self.directory = directory
         self.index = index.read(directory)
         index.missing_or_short(directory, self.index)
-        self._pieces: dict[str, list[tuple[SavedFragment, str]]] = {}  # by parameter: its pieces, each with its file
+        self._fragments: dict[str, list[tuple[SavedFragment, str]]] = {}  # by parameter, each with its file
         self._opened: dict[str, Any] = {}  # opening a file reads its header
         for rank in range(self.index.world_size):
-            for name, piece in read_json(directory / f"{rank_file(rank)}.json", Table).fragments.items():
-                self._pieces.setdefault(name, []).append((piece, f"{rank_file(rank)}.safetensors"))
-        for name, pieces in self._pieces.items():
-            if problem := _incomplete([piece for piece, _ in pieces]):
+            for name, fragment in read_json(directory / f"{rank_file(rank)}.json", Table).fragments.items():
+                self._fragments.setdefault(name, []).append((fragment, f"{rank_file(rank)}.safetensors"))
+        for name, fragments in self._fragments.items():
+            if problem := _incomplete([fragment for fragment, _ in fragments]):
                 raise FailedError(f"{directory}: damaged: the tables of the ranks disagree on {name}: {problem}")
 
     def verify(self, share: slice = slice(None), progress: Callable[[], None] = lambda: None) -> None:
@@ -142,11 +142,11 @@ class StoredTensors:
         index.verify(self.directory, self.index, share, progress)
         self.check_shapes(self.index.model, "the model it names")
         files = {*index.selected(self.index, share)}
-        for name, pieces in self._pieces.items():
-            for piece, file in pieces:
+        for name, fragments in self._fragments.items():
+            for fragment, file in fragments:
                 if file in files:
                     progress()
-                    self._verify_tensors(name, piece, file)
+                    self._verify_tensors(name, fragment, file)
 
     def check_shapes(self, config: models.ModelConfig, model: str) -> None:
         """Raises FailedError for parameters that are missing, extra or misshapen, one line for each kind.
@@ -165,48 +165,48 @@ class StoredTensors:
         if problems:
             raise FailedError("\n".join(f"{self.directory}: not of {model}: {problem}" for problem in problems))
 
-    def _verify_tensors(self, name: str, piece: SavedFragment, file: str) -> None:
+    def _verify_tensors(self, name: str, fragment: SavedFragment, file: str) -> None:
         with self._open(file) as tensors:
-            for state in (PARAMETER, *piece.states, *piece.whole):
-                elements = None if state in piece.whole else piece.size
+            for state in (PARAMETER, *fragment.states, *fragment.whole):
+                elements = None if state in fragment.whole else fragment.size
                 if problem := _damage(tensors.get_tensor(f"{state}/{name}"), elements, state == PARAMETER):
                     raise FailedError(f"{self.directory / file}: damaged: {state}/{name} {problem}")
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """The shape of each whole parameter, by name."""
-        return {name: tuple(pieces[0][0].shape) for name, pieces in self._pieces.items()}
+        return {name: tuple(fragments[0][0].shape) for name, fragments in self._fragments.items()}
 
     def states(self, name: str) -> list[str]:
         """The names of the optimizer's element-wise states of a parameter; empty before the first step."""
-        return self._pieces[name][0][0].states
+        return self._fragments[name][0][0].states
 
     def scalars(self, name: str) -> dict[str, float]:
-        return self._pieces[name][0][0].scalars
+        return self._fragments[name][0][0].scalars
 
     def factored_state(self) -> dict[str, dict[str, Tensor]]:
         """The optimizer states in another shape than their parameter's, by parameter and state name."""
         found: dict[str, dict[str, Tensor]] = {}
-        for name, pieces in self._pieces.items():
-            for piece, file in pieces:
+        for name, fragments in self._fragments.items():
+            for fragment, file in fragments:
                 with self._open(file) as tensors:
-                    whole = {state: tensors.get_tensor(f"{state}/{name}") for state in piece.whole}
+                    whole = {state: tensors.get_tensor(f"{state}/{name}") for state in fragment.whole}
                 found |= {name: whole} if whole else {}
         return found
 
     def whole(self, state: str, name: str) -> Tensor:
-        shape = self._pieces[name][0][0].shape
+        shape = self._fragments[name][0][0].shape
         return self.read(state, name, 0, torch.Size(shape).numel()).reshape(shape)
 
     def read(self, state: str, name: str, start: int, size: int) -> Tensor:
         """Elements from `start` on of the flattened parameter `name`, or of one of its states: (size,) fp32."""
         out = torch.empty(size)
         filled = 0
-        for piece, file in self._pieces.get(name, []):
-            first, last = max(start, piece.start), min(start + size, piece.start + piece.size)
+        for fragment, file in self._fragments.get(name, []):
+            first, last = max(start, fragment.start), min(start + size, fragment.start + fragment.size)
             if first < last:
                 with self._open(file) as tensors:
-                    elements = slice(first - piece.start, last - piece.start)
+                    elements = slice(first - fragment.start, last - fragment.start)
                     out[first - start : last - start] = tensors.get_slice(f"{state}/{name}")[elements]
                 filled += last - first
         if filled != size:
@@ -231,17 +231,18 @@ def _read(path: Path) -> Iterator[None]:
         raise FailedError(f"{path}: damaged: {error}") from None
 
 
-def _incomplete(pieces: list[SavedFragment]) -> str | None:
-    """Why the pieces don't make up one parameter; None if they do."""
-    first = pieces[0]
-    for piece in pieces:
-        if (piece.shape, piece.states, piece.scalars) != (first.shape, first.states, first.scalars):
+def _incomplete(fragments: list[SavedFragment]) -> str | None:
+    """Why the fragments don't make up one parameter; None if they do."""
+    first = fragments[0]
+    for fragment in fragments:
+        if (fragment.shape, fragment.states, fragment.scalars) != (first.shape, first.states, first.scalars):
             return "shapes or states differ"
     covered = 0
-    for piece in sorted((piece for piece in pieces if piece.size), key=lambda piece: piece.start):
-        if piece.start != covered:
-            return f"element {min(covered, piece.start)} is {'missing' if piece.start > covered else 'there twice'}"
-        covered += piece.size
+    for fragment in sorted((one for one in fragments if one.size), key=lambda one: one.start):
+        if fragment.start != covered:
+            problem = "missing" if fragment.start > covered else "there twice"
+            return f"element {min(covered, fragment.start)} is {problem}"
+        covered += fragment.size
     size = math.prod(first.shape)
     return None if covered == size else f"{covered} elements for the shape {first.shape}"
 

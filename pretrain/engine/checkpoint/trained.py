@@ -140,8 +140,8 @@ def save_weights(
         (partial / MODEL).write_text(yaml.safe_dump({"model": settings}, sort_keys=False), encoding="utf-8")
         parameters = {f"{PARAMETER}/{name}": state[name] for name in names}
         write_weights(parameters, partial / f"{rank_file(0)}.safetensors")
-        pieces = {name: SavedFragment(0, state[name].numel(), list(state[name].shape)) for name in names}
-        write_table(partial, 0, pieces)
+        fragments = {name: SavedFragment(0, state[name].numel(), list(state[name].shape)) for name in names}
+        write_table(partial, 0, fragments)
         write_buffers({name: state[name] for name in model_buffers(model) if name in state}, partial)
         if run_file is not None:
             shutil.copyfile(run_file, partial / CONFIG)

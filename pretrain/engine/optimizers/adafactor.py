@@ -215,9 +215,9 @@ class _SecondMoments:
         ]
 
     def by_name(self) -> dict[str, dict[str, Tensor]]:
-        pieces = iter(self._vector.split(self._sizes))
+        parts = iter(self._vector.split(self._sizes))
         return {
-            fragment.name: dict(zip(names, itertools.islice(pieces, len(names)), strict=True))
+            fragment.name: dict(zip(names, itertools.islice(parts, len(names)), strict=True))
             for fragment, names in zip(self._buffer.fragments, self._names, strict=True)
         }
 

@@ -77,8 +77,8 @@ class FlatBuffer:
         sizes = [torch.Size(fragment.shape).numel() for fragment in self.fragments]
         return torch.tensor(sizes, device=self.tensor.device)
 
-    def pieces(self, values: Tensor) -> list[Tensor]:
-        """Splits `values`, laid out like the tensor, into one piece (size,) per parameter."""
+    def split(self, values: Tensor) -> list[Tensor]:
+        """Splits `values`, laid out like the tensor, into one fragment (size,) per parameter."""
         return [fragment.view(values) for fragment in self.fragments]
 
     @cached_property
@@ -194,10 +194,10 @@ class Sharded(Optimizer):
 
 def sums_of_squares(buffer: FlatBuffer, values: Tensor) -> Tensor:
     """(parameters,) Sums over this rank's fragments, fp64."""
-    pieces = buffer.pieces(values)
+    fragments = buffer.split(values)
     if fused_update(values.device):
-        return torch.stack(torch._foreach_norm(pieces, 2, torch.float64)).square()
-    return torch.stack([sum_of_squares(piece) for piece in pieces])
+        return torch.stack(torch._foreach_norm(fragments, 2, torch.float64)).square()
+    return torch.stack([sum_of_squares(fragment) for fragment in fragments])
 
 
 def root_mean_squares(buffer: FlatBuffer, sums: Tensor) -> Tensor:

@@ -60,7 +60,7 @@ class Muon(Sharded):
         updates = self._orthogonal(buffer, direction, assigned)
         values.mul_(1 - decay)
         torch._foreach_mul_(updates, rates)
-        torch._foreach_sub_(buffer.pieces(values), updates)
+        torch._foreach_sub_(buffer.split(values), updates)
 
     def _step_one_by_one(
         self, buffer: FlatBuffer, values: Tensor, gradient: Tensor, momentum: Tensor, rates: list[float], decay: float
@@ -78,8 +78,8 @@ class Muon(Sharded):
 
     def _orthogonal(self, buffer: FlatBuffer, direction: Tensor, assigned: "_Assignment") -> list[Tensor]:
         """Makes each matrix in `direction` (size,) orthogonal. Returns this rank's fragments (size,) of the results."""
-        pieces = buffer.pieces(direction.to(device=self._device, dtype=_DTYPES[self.config.newton_schulz_dtype]))
-        sent = torch.cat([pieces[matrix] for matrix in assigned.order])
+        directions = buffer.split(direction.to(device=self._device, dtype=_DTYPES[self.config.newton_schulz_dtype]))
+        sent = torch.cat([directions[matrix] for matrix in assigned.order])
         received = self._exchange(sent, assigned.to_others, assigned.from_others)
         fragments = received.split(
             [assigned.sizes[matrix][rank] for rank in range(assigned.ranks) for matrix in assigned.own]
@@ -91,7 +91,7 @@ class Muon(Sharded):
             done = orthogonal(torch.cat(parts).view(len(batch), *shape).squeeze(0), self.config.ns_steps)
             torch._foreach_copy_(parts, done.reshape(-1).split([part.numel() for part in parts]))
         returned = self._exchange(received, assigned.from_others, assigned.to_others).to(direction)
-        results = returned.split([pieces[matrix].numel() for matrix in assigned.order])
+        results = returned.split([directions[matrix].numel() for matrix in assigned.order])
         return [result for _, result in sorted(zip(assigned.order, results, strict=True), key=lambda pair: pair[0])]
 
     def _exchange(self, sent: Tensor, to_ranks: list[int], from_ranks: list[int]) -> Tensor:

@@ -228,10 +228,10 @@ class EvaluationHooks(Callback):
     def after_step(self, trainer: Trainer, result: StepResult) -> None:
         if not self._due or trainer.rewinding:
             return
-        for findings in self._hooks.after(trainer.engine, result.step, result.last):
-            trainer.report.record_findings(result.step, findings)
+        for evaluated in self._hooks.after(trainer.engine, result.step, result.last):
+            trainer.report.record_result(result.step, evaluated)
             for callback in trainer.callbacks.values():
-                callback.after_log(trainer, findings.metrics)
+                callback.after_log(trainer, evaluated.metrics)
             trainer.resume_clocks()
 
 

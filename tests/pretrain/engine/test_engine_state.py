@@ -38,7 +38,7 @@ def save(engine: Any, directory: Path) -> None:
     copy = PinnedStaging(engine).take()
     copy.finish()
     directory.mkdir()
-    described = write_part(directory, 0, copy.image, copy.pieces, lambda: None)
+    described = write_part(directory, 0, copy.image, copy.fragments, lambda: None)
     write_index(
         directory,
         described,

@@ -280,8 +280,8 @@ def _before_the_first_update() -> list[list[list[float]]]:
         copy.finish()
         stored = SimpleNamespace(
             read=lambda state, name, start, size, copy=copy: copy.tensors[f"{state}/{name}"].clone(),
-            scalars=lambda name, copy=copy: copy.pieces[name].scalars,
-            states=lambda name, copy=copy: copy.pieces[name].states,
+            scalars=lambda name, copy=copy: copy.fragments[name].scalars,
+            states=lambda name, copy=copy: copy.fragments[name].states,
             factored_state=dict,
         )
         passes = []

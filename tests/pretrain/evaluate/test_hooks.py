@@ -96,8 +96,8 @@ def test_all_ranks_leave_a_hook_together():
 
 
 class Leaving:
-    """An engine as a subject whose model is put back while the `number`-th Python function that this calls gets the
-    alarm of a spent budget. `calls`: how many it has called."""
+    """An engine whose model is put back while the `number`-th Python function that this calls gets the alarm of a
+    spent budget. `calls`: how many it has called."""
 
     def __init__(self, engine: Any):
         self.engine, self.module = engine, engine.module
@@ -124,7 +124,7 @@ def left_at_any_moment() -> tuple[set[str | None], list[Any]]:
     engine = engine_of(run_config(3, {"num_encoder_layers": 1, "num_decoder_layers": 1}, SHARDED["zero_optimization"]))
     model, (batch, _) = engine.deepspeed.module, micro_batches(own_layout(), 0)
     model.encoder.layers[0].eval()  # as one that is frozen
-    modes, subject = {name: one.training for name, one in model.named_modules()}, Leaving(engine)
+    modes, leaving = {name: one.training for name, one in model.named_modules()}, Leaving(engine)
     ended, found = set(), []
 
     def hook() -> str:
@@ -135,8 +135,8 @@ def left_at_any_moment() -> tuple[set[str | None], list[Any]]:
 
     def run(number: int) -> None:
         nonlocal evaluation
-        subject.number, collectives = number, Collectives(3600, CPU)
-        evaluation = Evaluation(subject, ValidationData({}, None, False, own_layout()), 0, collectives)
+        leaving.number, collectives = number, Collectives(3600, CPU)
+        evaluation = Evaluation(leaving, ValidationData({}, None, False, own_layout()), 0, collectives)
         ended.add(collectives.run(hook).error)
         sys.setprofile(None)
         wrong = [name for name, one in model.named_modules() if one.training != modes[name]]
@@ -147,8 +147,8 @@ def left_at_any_moment() -> tuple[set[str | None], list[Any]]:
     evaluation: Any = None
     with torch.no_grad():
         run(0)
-        assert subject.calls > 100
-        for number in [*range(1, subject.calls, subject.calls // 16), subject.calls]:
+        assert leaving.calls > 100
+        for number in [*range(1, leaving.calls, leaving.calls // 16), leaving.calls]:
             run(number)
     assert math.isfinite(engine.step(0, [0], [batch]).loss)
     engine.close()
@@ -191,7 +191,7 @@ def test_a_hook_that_is_due_twice_runs_once(tmp_path, monkeypatch):
     """Hooks every 2 and every 3 steps: each once at 2, 3, 4 and 6, and once at the end."""
     ran = []
     monkeypatch.setattr(
-        HookRunner, "_evaluated", lambda self, settings, hook, subject, step: ran.append(step) or EvalResult()
+        HookRunner, "_evaluated", lambda self, settings, hook, model, step: ran.append(step) or EvalResult()
     )
     hooks = HookRunner([ValidationLossSettings(every_steps=every) for every in (2, 3)], SimpleNamespace(), tmp_path)
     for step in range(1, 8):
@@ -532,9 +532,9 @@ def test_runs_of_one_name_have_their_own_ids_at_weights_and_biases(tmp_path, mon
         directory.mkdir(exist_ok=True)
         Tracker(directory, TrackedRun("c4", config.run.name, attempt), None).close("KILLED")
         run = SimpleNamespace(world=World.on_this_node(), config=config, directory=directory)
-        callback = page["WandB"](project="c4")
-        callback.before_training(SimpleNamespace(run=run))
-        callback.after_log(SimpleNamespace(step=3), {"train/loss": 2.0})
+        wandb = page["WandB"](project="c4")
+        wandb.before_training(SimpleNamespace(run=run))
+        wandb.after_log(SimpleNamespace(step=3), {"train/loss": 2.0})
     assert ids[0] == ids[1] != ids[2]
     assert axes == {("*", "step")}
     assert logged == [{"step": 3, "train/loss": 2.0}] * 3

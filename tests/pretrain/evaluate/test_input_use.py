@@ -51,16 +51,16 @@ def test_objectives_without_inputs_of_their_own_are_refused_with_the_reason():
     ]
 
 
-@each("subject, rows, of", [(Copier, 1024, "all {all}"), (Deaf, 8, "8 of {all}")])
-def test_the_input_is_worth_what_the_loss_rises_by_another(small_corpus, subject, rows, of):
+@each("model, rows, of", [(Copier, 1024, "all {all}"), (Deaf, 8, "8 of {all}")])
+def test_the_input_is_worth_what_the_loss_rises_by_another(small_corpus, model, rows, of):
     """Deaf to its input, a model has the same loss after another; all lines are of the rows that the first names."""
     corpus = open_corpus(small_corpus)
-    evaluation = evaluated_alone(subject(corpus.tokenizer.vocabulary), corpus.tokenizer, {"small": corpus}, 8)
-    findings = InputUse(InputUseSettings(rows=rows)).evaluate(evaluation)
-    get = {name.removeprefix("input_use/small/"): value for name, value in findings.metrics.items()}
-    (line,) = findings.lines
+    evaluation = evaluated_alone(model(corpus.tokenizer.vocabulary), corpus.tokenizer, {"small": corpus}, 8)
+    result = InputUse(InputUseSettings(rows=rows)).evaluate(evaluation)
+    get = {name.removeprefix("input_use/small/"): value for name, value in result.metrics.items()}
+    (line,) = result.lines
     assert get["worth"] == pytest.approx(get["other_input_loss"] - get["loss"])
-    if subject is Deaf:
+    if model is Deaf:
         assert get["worth"] == get["first_token_worth"] == get["later_token_worth"] == 0.0
         assert (get["first_token_loss"], get["later_token_loss"]) == (2.0, 1.0)
         assert " held-out rows: 0.00 nats/token, 0.00 at the first token of a span (" in line

@@ -145,7 +145,7 @@ def test_each_callback_with_one_rank_unlike_the_other(small_corpus, tmp_path):
 
 
 class AloneSettings(HookSettings):
-    """Rank 0 has findings; the other rank has `others`."""
+    """Rank 0 has results; the other rank has `others`."""
 
     implementation: ClassVar[str] = f"{HERE}.Alone"
     hook: Literal["alone"] = "alone"
@@ -174,7 +174,7 @@ def evaluated(corpus: Path) -> list[tuple[bool, list[str]]]:
     return found
 
 
-def test_a_hook_whose_findings_are_rank_0s_alone(small_corpus):
+def test_a_hook_whose_results_are_rank_0s_alone(small_corpus):
     line = "warning: evaluation by alone failed on rank 1: ZeroDivisionError: integer division or modulo by zero"
     found = on_ranks(2, evaluated, small_corpus)
     assert found == [[(False, []), (True, [line])]] * 2
