@@ -106,11 +106,11 @@ class NodeProcesses:
     def send(self, message: dict[str, Any]) -> None:
         """Does what a message of the head asks for."""
         if "start" in message:
-            asked = Start(**message["start"])
-            if asked.ranks:
-                self._waiting, self._since = asked, time.monotonic()
+            request = Start(**message["start"])
+            if request.ranks:
+                self._waiting, self._since = request, time.monotonic()
             else:
-                self.started.append(Program(asked, {**self._network, **os.environ, **asked.environment}))
+                self.started.append(Program(request, {**self._network, **os.environ, **request.environment}))
             return
         self._answers.append(self._idle(self.end()))
         self.dismissed = message["dismissed"]
@@ -134,12 +134,12 @@ class NodeProcesses:
         last = {rank: asdict(one) for rank, one in heartbeats.items()}
         return {"machine": asdict(replace(self._machine, port=free_port())), "heartbeats": last}
 
-    def _start_ranks(self, asked: Start) -> None:
+    def _start_ranks(self, request: Start) -> None:
         """Starts ranks once this node sees the directory of their logs."""
-        logs = Path(asked.logs)
+        logs = Path(request.logs)
         if logs.is_dir():
-            environment = self._network | ranks_environment(self._machine.gpus, len(asked.ranks))
-            self.started.append(Ranks(asked, environment | asked.environment))
+            environment = self._network | ranks_environment(self._machine.gpus, len(request.ranks))
+            self.started.append(Ranks(request, environment | request.environment))
             self._waiting = None
         elif time.monotonic() - self._since > _SECONDS_TO_SEE_THE_LOGS:
             reason = f"{socket.gethostname()} doesn't see {logs}; it must be on a file system of all nodes"
@@ -170,9 +170,9 @@ def ranks_environment(gpus: int, ranks: int) -> dict[str, str]:
 class Program:
     """Runs a program, and reports its end with the last lines that it printed."""
 
-    def __init__(self, asked: Start, environment: Mapping[str, str]):
-        self._number, self._group, self._reported = asked.number, ProcessGroup(), False
-        process = Process(asked.command, environment, output="kept", tied=True, signals_blocked=True)
+    def __init__(self, request: Start, environment: Mapping[str, str]):
+        self._number, self._group, self._reported = request.number, ProcessGroup(), False
+        process = Process(request.command, environment, output="kept", tied=True, signals_blocked=True)
         self._process = self._group.add(process)
 
     def events(self) -> list[Event]:
@@ -193,10 +193,10 @@ class Ranks:
     Each rank has the variables that DeepSpeed's launcher would set, except that CUDA_VISIBLE_DEVICES stays as it is.
     """
 
-    def __init__(self, asked: Start, environment: Mapping[str, str]):
-        self._asked, self._logs = asked, Path(asked.logs)
+    def __init__(self, request: Start, environment: Mapping[str, str]):
+        self._request, self._logs = request, Path(request.logs)
         self._directory = heartbeat.new_directory()
-        own = {rank_logs.SUPERVISED: asked.logs, heartbeat.DIRECTORY: str(self._directory)}
+        own = {rank_logs.SUPERVISED: request.logs, heartbeat.DIRECTORY: str(self._directory)}
         self._group = ProcessGroup()
         self._processes: dict[int, Process] = {}
         self._ends: list[Message] = []  # added by threads
@@ -204,17 +204,17 @@ class Ranks:
         self._known: set[str] = set()  # files of messages that were read
         self._done: set[int] = set()
         self._at_hang: dict[int, Heartbeat] = {}  # of all ranks, when one was first seen to hang
-        for local, rank in enumerate(asked.ranks):
-            place = {"RANK": str(rank), "LOCAL_RANK": str(local), "LOCAL_SIZE": str(len(asked.ranks))}
+        for local, rank in enumerate(request.ranks):
+            place = {"RANK": str(rank), "LOCAL_RANK": str(local), "LOCAL_SIZE": str(len(request.ranks))}
             self._start(rank, {**environment, **own, **place})
 
     def _start(self, rank: int, environment: Mapping[str, str]) -> None:
         with _appended(rank_logs.rank_log(self._logs, rank)) as output:
             try:
-                process = Process(self._asked.command, environment, output, tied=True, signals_blocked=True)
+                process = Process(self._request.command, environment, output, tied=True, signals_blocked=True)
             except OSError as error:
                 with contextlib.suppress(OSError):
-                    output.write(f"error: {error.filename or self._asked.command[0]}: {error.strerror}\n".encode())
+                    output.write(f"error: {error.filename or self._request.command[0]}: {error.strerror}\n".encode())
                 self._ends.append(Message(rank, "ended", str(_NOT_STARTED), time.time_ns()))
                 return
         self._processes[rank] = self._group.add(process)
@@ -238,7 +238,7 @@ class Ranks:
         heartbeats = heartbeat.read(self._directory)
         if not self._at_hang:
             # if all ranks are stopped (SIGSTOP), no rank reports that it hangs
-            limit = self._asked.hang_seconds or watchdog.LEAST_SECONDS
+            limit = self._request.hang_seconds or watchdog.LEAST_SECONDS
             stopped = (rank for rank, one in heartbeats.items() if one.stopped and one.silent > limit)
             events += (Event("hung", rank) for rank in stopped)
             if any(event.kind == "hung" for event in events):

@@ -47,8 +47,8 @@ class Run:
         import pandas as pd  # 0.4 s, which `launch.local` needn't wait for
 
         rows = read_metrics(self.directory)
-        facts = ("step", "attempt", "time")
-        return pd.DataFrame([{name: getattr(row, name) for name in facts} | row.metrics for row in rows])
+        columns = ("step", "attempt", "time")
+        return pd.DataFrame([{name: getattr(row, name) for name in columns} | row.metrics for row in rows])
 
     @property
     def state(self) -> str:

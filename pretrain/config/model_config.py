@@ -273,11 +273,11 @@ class LocalAndGlobal(Section):
 
     @model_validator(mode="before")
     @classmethod
-    def _without_windows(cls, given: Any) -> Any:
+    def _without_windows(cls, settings: Any) -> Any:
         """Settings of windows are null by default if `sliding_window` is set to null."""
-        if isinstance(given, Mapping) and given.get("sliding_window", 0) is None:
-            return {"full_attention_every": None, "window_rope_base": None, **given}
-        return given
+        if isinstance(settings, Mapping) and settings.get("sliding_window", 0) is None:
+            return {"full_attention_every": None, "window_rope_base": None, **settings}
+        return settings
 
     @model_validator(mode="after")
     def _windows_are_whole(self) -> Self:

@@ -355,9 +355,9 @@ class Engine:
         if self._local:
             work = self._pass
 
-            def timed(*given: Any) -> dict[str, Tensor]:
+            def timed(*arguments: Any) -> dict[str, Tensor]:
                 timer.begin()
-                sums = work(*given)
+                sums = work(*arguments)
                 timer.end()
                 return sums
 

@@ -84,8 +84,8 @@ def lineage(checkpoint: Path) -> Lineage:
 def _training_data(corpus: Corpus, rows: int) -> str:
     lines = [f"## Training data: {corpus.name}\n\n{rows:,} rows read.\n"]
     for source in corpus.manifest.config["sources"]:
-        facts = dict.fromkeys([source["name"], source["format"], source["language"]])
-        lines.append(f"- {', '.join(filter(None, facts))}")
+        labels = dict.fromkeys([source["name"], source["format"], source["language"]])
+        lines.append(f"- {', '.join(filter(None, labels))}")
     digest = sha256(corpus.directory / "manifest.json")
     return "\n".join([*lines, f"- sha256 of the corpus's manifest: `{digest}`"])
 

@@ -251,11 +251,11 @@ def _parts(plan: Plan) -> Iterator[str]:
     size, checkpoint, steps = plan.parameters.state, config.checkpoint, config.run.max_steps
     kept_every = math.lcm(checkpoint.every_steps, checkpoint.keep_every_steps or 0)  # 0: none is kept apart
     apart = f" and every {kept_every:,} steps" if kept_every else ""
-    kept = min(checkpoint.keep_last, -(-steps // checkpoint.every_steps))
-    kept += steps // kept_every if kept_every else 0
+    count = min(checkpoint.keep_last, -(-steps // checkpoint.every_steps))
+    count += steps // kept_every if kept_every else 0
     yield (
         f"On disk a checkpoint takes {_gib(size)} GiB; the run keeps the last {checkpoint.keep_last}{apart}: "
-        f"{_gib(size * (kept + 1))} GiB with the one that is written."
+        f"{_gib(size * (count + 1))} GiB with the one that is written."
     )
 
 

@@ -134,15 +134,15 @@ class DeviceForms(TorchFunctionMode):
         self._on_gpu = on_gpu
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        given = kwargs or {}
+        kwargs = kwargs or {}
         if self._on_gpu and function == _IS_CUDA:
             return True
         if function is F.scaled_dot_product_attention:
-            bias = given["attn_mask"]
-            if self._on_gpu or not (given["dropout_p"] or (bias is not None and bias.requires_grad)):
+            bias = kwargs["attn_mask"]
+            if self._on_gpu or not (kwargs["dropout_p"] or (bias is not None and bias.requires_grad)):
                 fused: Any = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
-                return fused(*args, **given)[0]
-        return function(*args, **given)
+                return fused(*args, **kwargs)[0]
+        return function(*args, **kwargs)
 
 
 @dataclass(frozen=True)

@@ -198,7 +198,7 @@ CHECKS: dict[str, dict[str, Callable[[Settings], list[Finding]]]] = {
 
 def main() -> None:
     """Runs the checks that REQUEST names, and prints their findings."""
-    kind, given = json.loads(os.environ[REQUEST])
+    kind, settings = json.loads(os.environ[REQUEST])
     where = f"rank {os.environ['RANK']}: " if kind == "rank" else ""
     findings: list[Finding] = []
 
@@ -209,7 +209,7 @@ def main() -> None:
     for name, check in CHECKS[kind].items():
         signal.alarm(SECONDS[kind])
         try:
-            findings += check(Settings(**given))
+            findings += check(Settings(**settings))
         except Exception as error:  # of a driver or a library; the other checks still run
             found = f"{where}the check failed: {one_line(error)}"
             findings.append(Finding(name, "error", found, "", REACHABLE if kind == "rank" else WAITING))

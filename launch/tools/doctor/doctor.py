@@ -77,10 +77,10 @@ class Program:
             if line.startswith(checks.REPORT):
                 return [Finding(**one) for one in json.loads(line.removeprefix(checks.REPORT))]
         late = f"no answer within {_SECONDS:g} s" if code == -signal.SIGALRM else f"exit code {code}"
-        said = lines[-1][:_LONGEST_ERROR] if lines else late
+        problem = lines[-1][:_LONGEST_ERROR] if lines else late
         if self.kind == "rank":
-            return [Finding("all-reduce", "error", f"rank {self.environment['RANK']}: {said}", "", checks.REACHABLE)]
-        return [Finding("node", "error", said, "", checks.WAITING)]
+            return [Finding("all-reduce", "error", f"rank {self.environment['RANK']}: {problem}", "", checks.REACHABLE)]
+        return [Finding("node", "error", problem, "", checks.WAITING)]
 
 
 def _ranks(places: list[tuple[Agent, int]], settings: Settings, address: str, port: int) -> list[Program]:

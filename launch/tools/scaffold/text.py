@@ -174,9 +174,9 @@ def _table_options(source: SourceConfig, file: InputFile) -> dict[str, Any]:
 
     def length(column: dict[str, str]) -> float:
         """The mean length of the first strings or lists in a column; 0 if there are none."""
-        given = Input(file.path, options={**options, **column}, is_sample=True)
+        input_ = Input(file.path, options={**options, **column}, is_sample=True)
         try:
-            records = [*itertools.islice(formats.read(source.format, given, ReadStats()), 100)]
+            records = [*itertools.islice(formats.read(source.format, input_, ReadStats()), 100)]
         except UserError:
             return 0.0
         return sum(len(record.text) for record in records) / max(1, len(records))

@@ -74,9 +74,9 @@ class Tokens:
 
 def is_of_lines(file: InputFile) -> bool:
     """Whether each line of a text file is a molecule or a list of integers."""
-    given = Input(file.path, options={"sample_by": "line"}, is_sample=True)
+    input_ = Input(file.path, options={"sample_by": "line"}, is_sample=True)
     try:
-        lines = [record.text for record in itertools.islice(formats.read("text", given, ReadStats()), _LINES)]
+        lines = [record.text for record in itertools.islice(formats.read("text", input_, ReadStats()), _LINES)]
     except UserError:  # said when the sample is read
         return False
     return _are_integers(lines) or _are_molecules(lines)

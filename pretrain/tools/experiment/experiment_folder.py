@@ -144,12 +144,12 @@ def plan_runs(
     """
     runs = []
     for row, (file, overrides) in rows.items():
-        config, given = load(file, overrides, RunConfig), list(overrides)
+        config, settings = load(file, overrides, RunConfig), list(overrides)
         if threads and config.run.cpu_threads is None:
-            given.append(f"run.cpu_threads={threads}")
+            settings.append(f"run.cpu_threads={threads}")
         for seed in range(config.run.seed, config.run.seed + seeds):
             directory = json.dumps(str(out / row / f"seed-{seed}"))
-            all_ = (*given, f"run.name={row}-seed-{seed}", f"run.directory={directory}", f"run.seed={seed}")
+            all_ = (*settings, f"run.name={row}-seed-{seed}", f"run.directory={directory}", f"run.seed={seed}")
             launcher = (*PYTHON, "-u", "-m", "launch", "local", str(file), *all_)
             runs.append(PlannedRun(row, seed, launcher, load(file, all_, RunConfig)))
     _check_overrides(out, {row: list(overrides) for row, (_, overrides) in rows.items()})
@@ -159,7 +159,7 @@ def plan_runs(
 def _check_overrides(out: Path, rows: dict[str, list[str]]) -> None:
     """A run can't resume with other overrides than it was started with."""
     before = read_valid_json(out / _FILE, dict[str, list[str]]) or {}
-    changed = [row for row, given in rows.items() if before.get(row, given) != given and (out / row).exists()]
+    changed = [row for row, settings in rows.items() if before.get(row, settings) != settings and (out / row).exists()]
     if changed:
         raise UserError(
             f"{out}: has runs of {', '.join(changed)} with other settings or steps; give the same, or another --out"
@@ -209,10 +209,10 @@ def of_length(config: RunConfig, steps: int) -> list[str]:
             end = lengths[f"{key}.{number}.until_step"] = max(shorter(until), end + 1)
     for number, hook in enumerate(config.evaluation):
         lengths[f"evaluation.{number}.every_steps"] = shorter(hook.every_steps)
-    saved, kept = config.checkpoint.every_steps, config.checkpoint.keep_every_steps
-    lengths["checkpoint.every_steps"] = every = shorter(saved)
-    if kept:  # only what is saved is kept
-        lengths["checkpoint.keep_every_steps"] = every * max(1, round(kept / saved))
+    save_steps, keep_steps = config.checkpoint.every_steps, config.checkpoint.keep_every_steps
+    lengths["checkpoint.every_steps"] = every = shorter(save_steps)
+    if keep_steps:  # only what is saved is kept
+        lengths["checkpoint.keep_every_steps"] = every * max(1, round(keep_steps / save_steps))
     lengths["tracking.log_every_steps"] = shorter(config.tracking.log_every_steps)
     return [f"{key}={value}" for key, value in {**lengths, "run.max_steps": steps}.items()]
 

@@ -32,11 +32,11 @@ def places(at_once: int | None) -> tuple[list[dict[str, str]], int | None]:
 
     2 runs on 4 GPUs -> "0,1" and "2,3"; 2 runs on 1 GPU -> "0" and "0"
     """
-    gpus, given = count_gpus(), os.environ.get(VISIBLE)
+    gpus, visible = count_gpus(), os.environ.get(VISIBLE)
     at_once = at_once or gpus or 1
     if not gpus:
         return [{} for _ in range(at_once)], threads_per_rank(at_once)
-    names = [name.strip() for name in given.split(",")] if given else [str(number) for number in range(gpus)]
+    names = [name.strip() for name in visible.split(",")] if visible else [str(number) for number in range(gpus)]
     each = max(1, gpus // at_once)
     shares = [[names[(slot * each + number) % gpus] for number in range(each)] for slot in range(at_once)]
     return [{VISIBLE: ",".join(share)} for share in shares], None

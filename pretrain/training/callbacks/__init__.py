@@ -62,7 +62,7 @@ def users_callbacks(settings: Sequence[CallbackSection], objects: Sequence[objec
             made.append((one.name, getattr(import_module(module), name)(**(one.model_extra or {}))))
         except Exception as error:
             raise UserError(f"callbacks.{number}: {one.name} can't be made: {type(error).__name__}: {error}") from None
-    made += [(f"{type(given).__module__}:{type(given).__qualname__}", given) for given in objects]
+    made += [(f"{type(one).__module__}:{type(one).__qualname__}", one) for one in objects]
     found: dict[str, Callback] = {}
     for number, (name, callback) in enumerate(made):
         if not isinstance(callback, Callback):
