@@ -14,13 +14,14 @@ from data_pipeline.base.formatting import masked_code, without_login
 from data_pipeline.base.packages import git, version_of
 from pretrain.hardware import device_type
 from pretrain.run import rank_environment
+from pretrain.run.world import node_name
 
 DIFF = "git.diff"
 _PACKAGES = ("encdec-pretrain", "torch", "deepspeed", "ray", "sentencepiece", "mlflow", "transformers")
 
 
 class Machine(TypedDict):
-    """A machine in environment.json, with the ranks on it. `cpu`: model, cores and memory_gb."""
+    """A node in environment.json, with the ranks on it. `cpu`: model, cores and memory_gb."""
 
     host: str
     cpu: dict[str, Any]
@@ -49,7 +50,7 @@ def describe(machines: list[Machine]) -> dict[str, Any]:
 def this_machine(*ranks: int) -> Machine:
     memory = round(psutil.virtual_memory().total / 1e9, 1)
     return {
-        "host": platform.node(),
+        "host": node_name(),
         "cpu": {"model": _cpu_model(), "cores": os.cpu_count(), "memory_gb": memory},
         "gpus": [torch.cuda.get_device_name(device) for device in range(torch.cuda.device_count())]
         if device_type() == "cuda"

@@ -4,7 +4,6 @@ Only rank 0 writes, except that the first rank of each machine sends MLflow the 
 """
 
 import contextlib
-import platform
 import sys
 import threading
 from collections.abc import Iterator, Mapping
@@ -209,7 +208,7 @@ def _tracker(run: PreparedRun, attempt: int, machines: list[Machine]) -> Tracker
         parameters={**config.model_dump(mode="json"), "parameters": parameters},
         tags={
             **environment.git_tags(),
-            "host": platform.node(),
+            "host": machines[0]["host"],
             "ranks": str(run.world.size),
             "zero_stage": str(config.zero_stage),
             "precision": config.precision,

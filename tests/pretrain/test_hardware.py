@@ -262,6 +262,11 @@ def test_every_host_is_recorded_with_the_versions_that_differ():
     ]
 
 
+def test_a_node_is_recorded_by_the_name_that_slurm_has_for_it(monkeypatch):
+    monkeypatch.setenv("SLURMD_NODENAME", "gpu-3")
+    assert environment.this_machine()["host"] == "gpu-3"
+
+
 def test_a_password_in_uncommitted_changes_is_not_recorded(monkeypatch):
     monkeypatch.setattr(environment, "git", lambda *_: "+uri: https://me:hunter2@host\n")
     assert environment.describe([environment.this_machine()])["git"]["diff"] == "+uri: https://me:***@host\n"
