@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from pretrain import models
 from pretrain.config import RunConfig
+from pretrain.engine.sharding import Sharding
 
 LIMIT = """The engine copies each gradient into a flat fp32 tensor, and takes the norm in fp64, which for 12 million
 elements takes 8 ms longer than the loop's in fp32. DeepSpeed's hooks are Python, for each parameter. All this is the
@@ -52,8 +53,9 @@ def under_the_engine(config: RunConfig, batch: dict[str, Tensor]) -> Side:
     from pretrain.engine.construction import construct
     from pretrain.engine.engine import Engine
 
-    rows = len(batch["labels"])
-    engine, number = Engine.initialize(construct(config, config.model), config), iter(range(1, 1 << 30))
+    rows, sharding = len(batch["labels"]), Sharding.of(config, ranks=1)
+    engine = Engine.initialize(construct(config, config.model, sharding), config, sharding)
+    number = iter(range(1, 1 << 30))
     return lambda: engine.step(step := next(number), [step * rows], [batch])
 
 

@@ -9,6 +9,7 @@ from itertools import repeat
 from typing import Any, NamedTuple
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from checks.gpu.report import Report
@@ -19,6 +20,7 @@ from data_pipeline.loading.prefetch import on_device
 from pretrain import models
 from pretrain.config import RunConfig
 from pretrain.device_speed import gpu_of_device
+from pretrain.engine.sharding import Sharding
 from pretrain.models.flops import Sizes, count_flops
 
 BASE, LARGE = "t5-v1.1-base-c4", "t5-v1.1-large-c4"
@@ -97,13 +99,14 @@ class Workload:
         from pretrain.engine.engine import Engine
 
         free(self.device)
-        model: Any = construct(config, config.model, skip_init=bool(self._weights))
+        sharding = Sharding.of(config, dist.get_world_size())
+        model: Any = construct(config, config.model, sharding, skip_init=bool(self._weights))
         if self._weights:
             model.load_state_dict(self._weights)
         else:
             self._weights = {name: one.clone() for name, one in model.state_dict().items()}
         self.told = []
-        engine: Any = Engine.initialize(model, config, warn=self.told.append)
+        engine: Any = Engine.initialize(model, config, sharding, warn=self.told.append)
         given = batches or self.batches(int(config.batch.micro_batch_size))
         steps: Any = on_device(repeat(given), self.device, engine.in_few_shapes)
         taken = 0

@@ -5,7 +5,6 @@ from collections.abc import Iterator
 from typing import Any, cast
 
 import torch
-import torch.distributed as dist
 from torch import nn
 
 from data_pipeline.base.errors import UserError
@@ -71,13 +70,12 @@ def deepspeed_config(config: RunConfig, sharding: Sharding, largest: int = 1) ->
     return {**settings, **decided}
 
 
-def construct(config: RunConfig, model_config: ModelConfig, skip_init: bool = False) -> Model:
+def construct(config: RunConfig, model_config: ModelConfig, sharding: Sharding, skip_init: bool = False) -> Model:
     """Builds the model. `skip_init` leaves out the random initialization, because a checkpoint is loaded next.
 
     At ZeRO stage 3, each parameter is sharded as soon as it is created, so that no rank ever holds the whole model.
     """
     torch.manual_seed(config.run.seed)
-    sharding = Sharding.of(config, dist.get_world_size())
     with sharded(config, sharding), SkipInit() if skip_init else contextlib.nullcontext():
         model = models.build(model_config)
     prepare_layers(model, config.compute, sharding.deepspeed_stage)

@@ -120,19 +120,19 @@ class Engine:
         cls,
         model: nn.Module,
         config: RunConfig,
+        sharding: Sharding,
         optimizer: Optimizer | None = None,
         wrapper: Callable[[nn.Module], nn.Module] | None = None,
         warn: Callable[[str], None] = print,
     ) -> "Engine":
         """The engine of a model. All ranks call this together.
 
-        `optimizer` replaces the optimizer of `config`. `wrapper` wraps the model in the module whose losses are
-        trained. None: the model's own losses are trained. `warn` gets lines about what doesn't run as configured.
-        Raises FailedError if DeepSpeed doesn't keep weights where they are read, and UserError for a parameter that
-        takes no gradient.
+        `sharding`: as the model was built with. `optimizer` replaces the optimizer of `config`. `wrapper` wraps the
+        model in the module whose losses are trained. None: the model's own losses are trained. `warn` gets lines about
+        what doesn't run as configured. Raises FailedError if DeepSpeed doesn't keep weights where they are read, and
+        UserError for a parameter that takes no gradient.
         """
         refuse_untrained(model)
-        sharding = Sharding.of(config, dist.get_world_size())
         largest = max(one.numel() for one in model.parameters())
         # With gradients DeepSpeed would record how it joins the weights, and keep autograd's nodes of all parameters on
         # the stream of this moment, which a CUDA graph can't capture.

@@ -15,6 +15,7 @@ import torch
 from pretrain.config import RunConfig
 from pretrain.config.run_config import ComputeSection
 from pretrain.engine.ranks import broadcast, communication_device, on_rank_0, process_group, run_on_all_ranks
+from pretrain.engine.sharding import Sharding
 from pretrain.hardware import cpu_multiplies_bf16, device_type, threads_per_rank
 from pretrain.run import rank_logs, restarts, slurm, status
 from pretrain.run.rank_environment import is_launched, local_world_size, rank_environment
@@ -131,10 +132,11 @@ def build_engine(run: PreparedRun, warn: Callable[[str], None]) -> "Engine":
     from pretrain.engine.construction import construct
     from pretrain.engine.engine import Engine
 
-    model = construct(run.config, run.model, skip_init=bool(run.resume or run.initial_weights))
+    sharding = Sharding.of(run.config, run.world.size)
+    model = construct(run.config, run.model, sharding, skip_init=bool(run.resume or run.initial_weights))
     section = run.config.wrapper
     wrapper = section.load(run.config.precision, communication_device()) if section else None
-    return Engine.initialize(model, run.config, wrapper=wrapper, warn=warn)
+    return Engine.initialize(model, run.config, sharding, wrapper=wrapper, warn=warn)
 
 
 def configure_arithmetic(compute: ComputeSection) -> None:

@@ -23,7 +23,7 @@ from pretrain import models
 from pretrain.config import RunConfig
 from pretrain.engine import optimizers
 from tests.support.rank_processes import each, on_ranks
-from tests.support.small_runs import own_layout, own_rows, row_offsets, run_config
+from tests.support.small_runs import own_layout, own_rows, own_sharding, row_offsets, run_config
 
 STAGES, RANKS, PRECISIONS = (1, 2, 3), (1, 2, 4), ("fp32", "bf16")
 ROWS = 8  # of a global batch
@@ -124,7 +124,7 @@ def difference(case: Case, steps: int) -> float:
 
     zero = {"offload_optimizer": {"device": "cpu"}} if case.offload else {}
     settings = config(case.model, case.optimizer, steps, case.stage, case.precision, **zero)
-    engine = Engine.initialize(build(settings), settings)
+    engine = Engine.initialize(build(settings), settings, own_sharding(settings))
     layout = own_layout(ROWS // dist.get_world_size() // 2)
     own = (own_rows(layout, global_batch(settings, step)) for step in range(steps))
     losses = [engine.step(step, row_offsets(layout, step), batches).loss for step, batches in enumerate(own)]

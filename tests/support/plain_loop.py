@@ -223,7 +223,7 @@ def _engine(config: RunConfig) -> Iterator[Engine]:
         model.fill()
     prepare_layers(model, config.compute, sharding.deepspeed_stage)
     with reducing(reduce_bucket_size=_BUCKET):
-        engine = Engine.initialize(model, config, optimizer=sgd(model))
+        engine = Engine.initialize(model, config, sharding, optimizer=sgd(model))
     yield engine
     engine.close()
 

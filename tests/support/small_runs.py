@@ -10,6 +10,7 @@ from data_pipeline.base.config_file import check
 from data_pipeline.loading.batch_layout import BatchLayout
 from data_pipeline.loading.batches import Batch
 from pretrain.config import RunConfig
+from pretrain.engine.sharding import Sharding
 
 T5 = {
     "family": "t5",
@@ -50,7 +51,13 @@ def engine_of(config: RunConfig, warn: Callable[[str], None] = print) -> Any:
     from pretrain.engine.construction import construct  # DeepSpeed asks the rank's environment for its device
     from pretrain.engine.engine import Engine
 
-    return Engine.initialize(construct(config, config.model), config, warn=warn)
+    sharding = own_sharding(config)
+    return Engine.initialize(construct(config, config.model, sharding), config, sharding, warn=warn)
+
+
+def own_sharding(config: RunConfig) -> Sharding:
+    """How the process group shards a run."""
+    return Sharding.of(config, dist.get_world_size())
 
 
 def own_layout(micro_batch: int = 2) -> BatchLayout:

@@ -11,6 +11,7 @@ from data_pipeline.base.config_file import check
 from data_pipeline.loading.batches import TrainingBatches
 from pretrain.config import RunConfig
 from pretrain.engine.checkpoint.tensors import PARAMETER, StoredTensors
+from pretrain.engine.sharding import Sharding
 from pretrain.run.train_state import TrainState
 from pretrain.run.world import World
 from tests.support.checkpoint_runs import OPTIMIZERS
@@ -76,7 +77,8 @@ def _saved(config: RunConfig, source: Path | None) -> Path:
 
     setup = prepare(config, World.on_this_node())
     _begin(config)
-    engine = Engine.initialize(construct(config, setup.model), config)
+    sharding = Sharding.of(config, setup.world.size)
+    engine = Engine.initialize(construct(config, setup.model, sharding), config, sharding)
     if source:
         restore(engine, source)
     else:

@@ -33,7 +33,7 @@ from tests.support.example_rows import PAD, VOCABULARY, ragged_rows
 from tests.support.exported import randomise
 from tests.support.rank_processes import on_ranks
 from tests.support.runs import MODEL, losses, run_file, train_each
-from tests.support.small_runs import run_config
+from tests.support.small_runs import own_sharding, run_config
 from tests.support.tables import each
 
 DECODER = {"family": "decoder_only", "d_model": 24, "d_ff": 48, "num_heads": 4, "num_layers": 1, "init_std": 0.3}
@@ -173,7 +173,10 @@ def one_step() -> tuple[float, dict[str, float], dict[str, float], float]:
     student = models.build(config.model)
     teacher = random_teacher(vocab_size=VOCABULARY.size)
     engine = Engine.initialize(
-        student, config, wrapper=lambda model: Distillation(model, teacher, VOCABULARY.size, config.wrapper)
+        student,
+        config,
+        own_sharding(config),
+        wrapper=lambda model: Distillation(model, teacher, VOCABULARY.size, config.wrapper),
     )
     batches = micro_batches()
     targets = sum(int((batch["labels"] != IGNORE_INDEX).sum()) for batch in batches)

@@ -36,7 +36,7 @@ from tests.support.exactness import whole_parameters
 from tests.support.rank_processes import each, on_ranks
 from tests.support.runs import run_file
 from tests.support.slow import slow, soak
-from tests.support.small_runs import engine_of, flip, micro_batches, row_offsets, run_config
+from tests.support.small_runs import engine_of, flip, micro_batches, own_sharding, row_offsets, run_config
 
 # Steps that are computed twice
 
@@ -69,7 +69,7 @@ def trained(
     model = {"dropout_rate": 0.1, "tie_embeddings": True, **model}
     config = run_config(stage, model, zero, precision=precision, batch=batch, compute=compute)
     torch.manual_seed(0)
-    engine = Engine.initialize(models.build(config.model), config)
+    engine = Engine.initialize(models.build(config.model), config, own_sharding(config))
     layout = BatchLayout(dist.get_rank(), ranks, ROWS, accumulation)
     trainer = SimpleNamespace(config=config, engine=engine, layout=layout, run=SimpleNamespace(world=joined_world()))
     trainer.report = SimpleNamespace(machines=[environment.this_machine(*range(ranks))])

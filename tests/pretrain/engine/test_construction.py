@@ -14,7 +14,7 @@ from pretrain.models.model import Model
 from pretrain.tools.plan_memory import LiveMemory
 from tests.support.rank_processes import each, on_ranks
 from tests.support.small_models import MODELS
-from tests.support.small_runs import engine_of, micro_batches, own_layout, row_offsets, run_config
+from tests.support.small_runs import engine_of, micro_batches, own_layout, own_sharding, row_offsets, run_config
 
 SIZES = {"vocab_size": 100, "d_model": 32, "d_ff": 64, "num_heads": 4, "num_encoder_layers": 2, "num_decoder_layers": 2}
 STACK = {"d_model": 32, "d_ff": 64, "num_heads": 4, "num_key_value_heads": 2, "num_layers": 2}
@@ -39,7 +39,7 @@ def constructed(precision: str, changes: dict) -> tuple:
     from pretrain.engine.construction import construct
 
     config = run_config(3, changes, precision=precision)
-    model = construct(config, config.model)
+    model = construct(config, config.model, own_sharding(config))
     held = sum(parameter.ds_tensor.numel() for parameter in model.parameters())
     own = sum(parameter.numel() for parameter in model.parameters())
     meta_model = models.meta_model(config.model)
@@ -139,7 +139,7 @@ def tensors_of_building(stage: int) -> tuple[float, float]:
     config = run_config(stage, {"vocab_size": 1024, "d_model": 64, "d_ff": 1024}, precision="bf16")
     sizes = [parameter.numel() for parameter in models.meta_model(config.model).parameters()]
     with LiveMemory("cpu") as memory:
-        construct(config, config.model)
+        construct(config, config.model, own_sharding(config))
     return memory.peak / sum(sizes), max(sizes) / sum(sizes)
 
 

@@ -28,7 +28,15 @@ from pretrain.training.run import configure_arithmetic
 from tests.support.plain_loop import ExactModel, sgd
 from tests.support.rank_processes import each as each_on_ranks
 from tests.support.rank_processes import on_ranks
-from tests.support.small_runs import engine_of, micro_batches, own_layout, row_offsets, run_config, trained
+from tests.support.small_runs import (
+    engine_of,
+    micro_batches,
+    own_layout,
+    own_sharding,
+    row_offsets,
+    run_config,
+    trained,
+)
 from tests.support.tables import each
 
 STAGE_3 = {"stage": 3}
@@ -164,7 +172,8 @@ def buffer_after_initialize(stage: int) -> list[float]:
 
     model = ExactModel()
     model.inputs.fill_(dist.get_rank() + 1 / 3)
-    engine = Engine.initialize(model, run_config(stage, precision="bf16"), optimizer=sgd(model))
+    config = run_config(stage, precision="bf16")
+    engine = Engine.initialize(model, config, own_sharding(config), optimizer=sgd(model))
     found = engine.deepspeed.module.inputs
     engine.close()
     return [found.dtype == torch.float32, *found.unique().tolist()]

@@ -7,7 +7,7 @@ import torch
 
 from tests.support.rank_processes import each as each_on_ranks
 from tests.support.rank_processes import on_ranks
-from tests.support.small_runs import engine_of, micro_batches, own_layout, row_offsets, run_config
+from tests.support.small_runs import engine_of, micro_batches, own_layout, own_sharding, row_offsets, run_config
 
 
 def after_a_step(clipping: float) -> tuple[str, float]:
@@ -36,9 +36,10 @@ def clipped_update(scale: float, limit: float, rate: float) -> tuple[float, floa
     from pretrain.engine.engine import Engine
 
     config = run_config(1, optimizer={"learning_rate": rate, "gradient_clipping": limit})
-    model = construct(config, config.model)
+    sharding, layout = own_sharding(config), own_layout()
+    model = construct(config, config.model, sharding)
     group = {"params": [*model.parameters()], "base_rate": rate, "frozen_until": 0}
-    engine, layout = Engine.initialize(model, config, optimizer=torch.optim.SGD([group], lr=rate)), own_layout()
+    engine = Engine.initialize(model, config, sharding, optimizer=torch.optim.SGD([group], lr=rate))
     engine.module.register_forward_hook(lambda *given: {name: scale * loss for name, loss in given[2].items()})
     before = [parameter.detach().double() for parameter in engine.module.parameters()]
     engine.step(0, row_offsets(layout, 0), micro_batches(layout, 0))

@@ -23,7 +23,7 @@ from tests.support.rank_processes import each, on_ranks
 from tests.support.slow import slow, soak
 from tests.support.small_families import FAMILIES
 from tests.support.small_models import MODELS, ONE_OF_EACH_FAMILY
-from tests.support.small_runs import T5, engine_of, micro_batches, own_layout, row_offsets, run_config
+from tests.support.small_runs import T5, engine_of, micro_batches, own_layout, own_sharding, row_offsets, run_config
 from tests.support.tables import each as of_each
 
 STEPS, ROWS = 8, 8  # each form comes twice to warm up, and then twice or more
@@ -43,7 +43,8 @@ def trained(graphs: bool, widths: int, stage: int, model: dict[str, Any], change
 
     config = run_config(stage, model, compute={"cuda_graphs": graphs}, **changes)
     told: list[str] = []
-    engine = Engine.initialize(construct(config, config.model), config, warn=told.append)
+    sharding = own_sharding(config)
+    engine = Engine.initialize(construct(config, config.model, sharding), config, sharding, warn=told.append)
     kept = kept_nodes(engine.module)
     layout, weights = own_layout(ROWS // dist.get_world_size() // 2), [*engine.module.parameters()]
     outcomes, measured = [], torch.empty(0)

@@ -11,10 +11,9 @@ from torch import Tensor, nn
 
 from data_pipeline.base.errors import UserError
 from pretrain.engine.construction import sharded
-from pretrain.engine.sharding import Sharding
 from pretrain.models.model import Losses, Model
 from tests.support.rank_processes import on_ranks
-from tests.support.small_runs import micro_batches, own_layout, row_offsets, run_config
+from tests.support.small_runs import micro_batches, own_layout, own_sharding, row_offsets, run_config
 
 RATE, STEPS, WIDTH = 0.1, 2, 16
 OTHERS_ADD = [(1, "fp32"), (1, "bf16"), (2, "fp32")]
@@ -72,9 +71,10 @@ def trained(stage: int, precision: str, choices: list[list[int]] | None) -> dict
 
     optimizer = {"learning_rate": RATE, "gradient_clipping": 0.0}
     config, layout = run_config(stage, precision=precision, optimizer=optimizer), own_layout()
-    with sharded(config, Sharding.of(config, layout.ranks)):
+    sharding = own_sharding(config)
+    with sharded(config, sharding):
         model = Stochastic(layout.rank, choices)
-    engine = Engine.initialize(model, config, optimizer=sgd(model))
+    engine = Engine.initialize(model, config, sharding, optimizer=sgd(model))
     before = weights_of(engine)
     try:
         for step in range(STEPS):
@@ -172,7 +172,7 @@ def test_a_parameter_that_takes_no_gradient_is_refused(one_rank):
     model = Stochastic(0, None)
     model.layers[1].requires_grad_(False)
     with pytest.raises(UserError) as error:
-        Engine.initialize(model, run_config(), optimizer=sgd(model))
+        Engine.initialize(model, run_config(), own_sharding(run_config()), optimizer=sgd(model))
     assert str(error.value) == (
         "model: Stochastic has parameters with requires_grad=False (layers.1.weight), which no checkpoint would have; "
         "make them buffers (register_buffer), or freeze them by optimizer.freeze instead"

@@ -26,7 +26,7 @@ from pretrain.training.prepare import prepare
 from tests.support import tables
 from tests.support.rank_processes import each, on_ranks
 from tests.support.runs import losses, run_file
-from tests.support.small_runs import run_config
+from tests.support.small_runs import own_sharding, run_config
 
 
 @pytest.mark.slow
@@ -79,7 +79,8 @@ def chosen_with(
 
     overrides = [f"run.directory={path.parent}/{folder or f'{free}-{pack}'}", f"data.packing_ratio={pack}"]
     run = prepare(load(path, overrides, RunConfig), joined_world())
-    engine = Engine.initialize(construct(run.config, run.model), run.config)
+    sharding = own_sharding(run.config)
+    engine = Engine.initialize(construct(run.config, run.model, sharding), run.config, sharding)
     tried: list[tuple[int, int, int]] = []
 
     def peak(passes: partial[None]) -> int:
