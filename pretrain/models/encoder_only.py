@@ -110,10 +110,6 @@ class EncoderOnly(Model):
             x = x + self.encoder.token_types(torch.zeros_like(input_ids) if token_type_ids is None else token_type_ids)
         return self.encoder(x, inputs)
 
-    def masked_lm_logits(self, states: Tensor) -> Tensor:
-        """Maps states (…, d_model) to logits (…, padded_vocab_size)."""
-        return self.lm_head(self.masked_lm(states))
-
 
 _TOKEN_TYPES, _POSITIONS = "encoder.token_types.weight", "encoder.positions.weight"
 _HF_LAYER = {

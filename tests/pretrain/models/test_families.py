@@ -333,7 +333,9 @@ def test_a_training_step_makes_no_tensor_on_another_device(name, elsewhere):
     for batch in (*simple, {**padded, **dict.fromkeys(kinds, tokens)}):
         model.zero_grad()
         if isinstance(model, EncoderOnly):  # its loss takes the rows of labels that count: their number needs values
-            losses = {"logits": model.masked_lm_logits(model.encode(tokens, batch.get("encoder_attention_mask")))}
+            losses = {
+                "logits": small.masked_lm_logits(model, model.encode(tokens, batch.get("encoder_attention_mask")))
+            }
         else:
             losses = model(**batch)
         sum(values.sum() for values in losses.values()).backward()
