@@ -17,7 +17,7 @@ from data_pipeline.sources import csv, formats, jsonl, tables
 from data_pipeline.sources.formats import FORMATS, advice, look_of
 from data_pipeline.sources.record import Input, ReadStats
 from data_pipeline.stages.inputs import InputFile, is_folder, list_inputs
-from launch.tools.scaffold.tokens import is_of_lines
+from launch.tools.scaffold.tokens import half_of_the_tokens, is_of_lines
 
 SampleBy = Literal["document", "paragraph", "line"]
 PART = "max_document_bytes"  # the option that cuts files of text into parts
@@ -73,7 +73,7 @@ class Sample:
         known = set("".join(text.decode(errors="ignore") for text in self.texts))
         characters = len(known) + 256 * config.byte_fallback + 3
         growth = max(1.0, self.bytes / sum(map(len, self.texts))) ** 0.5
-        size = max(1.2 * characters, min(largest, characters + (possible - characters) / 2 * growth))
+        size = max(1.2 * characters, half_of_the_tokens(characters, possible, largest, growth))
         return int(min(size, max(characters, _CERTAIN * possible)))
 
 

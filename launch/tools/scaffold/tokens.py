@@ -105,13 +105,18 @@ def tokens_of(source: SourceConfig, files: Sequence[InputFile], texts: Sequence[
         return _of_symbols("SMILES", "molecules", SymbolsConfig(pattern=ATOMS), texts, written)
     if source.format == "text" and all(_PROGRAMS.fullmatch(file.name) for file in files):
         most = bpe.largest_vocabulary(texts)
-        size = int(max(bpe.SMALLEST, min(largest, bpe.SMALLEST + (most - bpe.SMALLEST) / 2)))
+        size = int(max(bpe.SMALLEST, half_of_the_tokens(bpe.SMALLEST, most, largest)))
         programs = BPEConfig(vocab_size=size)
         model = programs.train(texts)
         described = f"{size:,} of byte-level BPE; no character is changed"
         lengths = _lengths(model.encode(written))
         return Tokens("source code", programs, model, lengths, described, is_row=False, recipe="code")
     return None
+
+
+def half_of_the_tokens(fewest: int, most: int, largest: int, growth: float = 1.0) -> float:
+    """A vocabulary size, at most `largest`: `fewest`, and half of the tokens from there to `most`, times `growth`."""
+    return min(largest, fewest + (most - fewest) / 2 * growth)
 
 
 def keys_of(tokenizer: TokenizerConfig) -> dict[str, Any]:
