@@ -77,7 +77,7 @@ class Supervised:
 
 
 @each("asks", ASKS)
-def test_before_the_first_attempt(tmp_path, capfd, asks):
+def test_a_request_before_the_first_attempt_stops_the_run(tmp_path, capfd, asks):
     """The node is being reached."""
     one = Supervised(tmp_path)
     one.hosts = [["sh", "-c", f"{ASKS[asks].format(run=one.run)}; {DISMISSED}"]]
@@ -90,7 +90,7 @@ def test_before_the_first_attempt(tmp_path, capfd, asks):
     )
 
 
-def test_a_warning_of_the_scheduler_while_a_run_is_checked(tmp_path, monkeypatch, capfd):
+def test_a_warning_of_the_scheduler_while_a_run_is_checked_stops_the_run(tmp_path, monkeypatch, capfd):
     """It would otherwise end the supervisor, and SLURM wouldn't requeue the job."""
     one = Supervised(tmp_path)
 
@@ -105,7 +105,7 @@ def test_a_warning_of_the_scheduler_while_a_run_is_checked(tmp_path, monkeypatch
 
 
 @each("asks", ASKS)
-def test_in_an_attempt(tmp_path, asks):
+def test_a_request_in_an_attempt_stops_the_run(tmp_path, asks):
     one = Supervised(tmp_path)
     assert one.ends(f"{ASKS[asks]}; {ASKED}; {STOPPED}") == Ended(75, asks == "SIGUSR1")
     assert [attempt.outcome for attempt in restarts.read(one.run)] == ["stopped"]
@@ -131,7 +131,7 @@ SAVED = "mkdir -p {run}/checkpoints/step-00000020"
 
 
 @each("asks", ASKS)
-def test_in_the_wait_before_another_attempt(tmp_path, monkeypatch, capfd, asks):
+def test_a_request_in_the_wait_before_another_attempt_stops_the_run(tmp_path, monkeypatch, capfd, asks):
     one = Supervised(tmp_path)
 
     def to_wait(failures: object) -> float:
@@ -143,7 +143,7 @@ def test_in_the_wait_before_another_attempt(tmp_path, monkeypatch, capfd, asks):
     stopped_after_an_attempt(one, capfd.readouterr().err)
 
 
-def test_in_the_wait_before_another_attempt_agents_are_heard(tmp_path, monkeypatch, capfd):
+def test_agents_are_heard_in_the_wait_before_another_attempt(tmp_path, monkeypatch, capfd):
     """Each side would else count the other as lost."""
     one, waits, receive = Supervised(tmp_path, hosts=[agent()]), threading.Event(), Connection.receive
 
@@ -201,7 +201,7 @@ LOSES_ITS_NODE = f"{SAVED}; {TIED}; kill -KILL $PPID; sleep 3600"
 
 @each("moment", [NO_ROUTE, DISMISSED])
 @each("asks", ASKS)
-def test_while_a_lost_node_is_away(tmp_path, monkeypatch, capfd, asks, moment):
+def test_a_request_while_a_lost_node_is_away_stops_the_run(tmp_path, monkeypatch, capfd, asks, moment):
     """The node doesn't answer, or it answers but its agent isn't connected yet."""
     monkeypatch.setattr(restarts, "seconds_to_wait", lambda failures: 0.0)
     one = Supervised(tmp_path, wait=3600.0)
@@ -235,7 +235,7 @@ def trained(path: Path, asks: Callable[[], object]) -> tuple[int, status.Status,
     return code, status.read(directory), newest_there.name
 
 
-def test_in_a_save(small_corpus, tmp_path):
+def test_a_request_in_a_save_stops_the_run_once_the_save_is_complete(small_corpus, tmp_path):
     """The save is completed, and so is that of the step after which the run stops."""
     cases: list[tuple[Path, Callable[[], object]]] = []
     for name, number in {"SIGTERM": signal.SIGTERM, "SIGUSR1": signal.SIGUSR1}.items():
@@ -269,7 +269,7 @@ def started(path: Path, launcher_has_cleared: bool) -> tuple[int, int | None]:
         return run.train(config), status.read(stop.parent).step
 
 
-def test_while_a_process_without_a_supervisor_starts(small_corpus, tmp_path):
+def test_a_request_while_a_process_without_a_supervisor_starts_stops_the_run(small_corpus, tmp_path):
     """Only what an earlier start has left is removed; a launcher that has removed it says so."""
     for name, cleared in {"alone": False, "launched": True}.items():
         path = run_file(tmp_path / name, small_corpus, evaluation=[])
