@@ -28,7 +28,6 @@ from pretrain.evaluate.generation.settings import GenerationSettings
 from pretrain.evaluate.generation.texts import padded
 from pretrain.export import export, hf_model_of, load_state, read, to_hf
 from pretrain.models import FAMILIES, build, parse
-from pretrain.models.positions import rotary_embedding
 from pretrain.models.state_dict_adapter import hf_models
 from tests.support import small_models as small
 from tests.support.exported import assert_gradients_agree, in_transformers, randomise
@@ -331,19 +330,6 @@ def test_transformers_4_finds_the_bases_of_rotations_under_its_names():
     assert "rope_scaling" not in gemma
     scaled = exported("Gemma 3", rope_factor=8.0, window_rope_base=2e4)
     assert scaled["rope_scaling"] == {"rope_type": "linear", "factor": 8.0}
-
-
-@each("d_kv, base, factor", [(64, 1e4, 1.0), (128, 5e5, 1.0), (256, 1e6, 8.0), (64, 1e4, 3.3)])
-def test_rotations_are_those_of_transformers_to_the_bit(d_kv, base, factor):
-    scaling = {"rope_type": "linear", "factor": factor} if factor != 1.0 else {"rope_type": "default"}
-    settings = {"head_dim": d_kv, "rope_parameters": {**scaling, "rope_theta": base}}
-    rotary = transformers.models.llama.modeling_llama.LlamaRotaryEmbedding(transformers.LlamaConfig(**settings))
-    positions = torch.arange(0, 20_000, 7)
-    expected = rotary(torch.zeros(1), positions[None])
-    assert all(
-        torch.equal(ours, theirs[0])
-        for ours, theirs in zip(rotary_embedding(positions, d_kv, torch.float32, base, factor), expected, strict=True)
-    )
 
 
 @each(
