@@ -81,7 +81,7 @@ LONGEST = [
     "pretrain/evaluate/test_text_to_text.py",
     "pretrain/engine/test_numerics.py",
     "launch/tools/test_doctor.py",
-    "pretrain/training/test_bad_steps.py",
+    "pretrain/training/callbacks/test_bad_steps.py",
     "pretrain/training/test_micro_batch.py",
     "pretrain/evaluate/test_lm_eval.py",
     "pretrain/tools/test_experiment.py",

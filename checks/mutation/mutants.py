@@ -64,7 +64,7 @@ SUBJECTS = {
                 for name in ("checkpoints", "damaged_checkpoints", "engine_state", "fingerprint", "streams")
             ),
             "tests/pretrain/run/test_train_state.py",
-            "tests/pretrain/training/test_bad_steps.py",
+            "tests/pretrain/training/callbacks/test_bad_steps.py",
         ),
     ),
     "index": Subject(

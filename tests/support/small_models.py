@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
 from data_pipeline.corpus.objectives.objective import Examples, Padded
+from data_pipeline.loading.batch_layout import IGNORE_INDEX
 from data_pipeline.loading.batches import Batch, as_batch
 from pretrain.models import build, parse
 from pretrain.models.encoder_only import EncoderOnly
@@ -162,6 +163,15 @@ def packed(rows: list[list[Example]], padding: int = 2) -> Batch:
         sides.append(Padded(values, lengths))
         segments.append(numbers)
     return as_batch(Examples(*sides, input_segments=segments[0], target_segments=segments[1]), pad=0)
+
+
+def padded_rows(model: Model, *lengths: tuple[int, int]) -> Batch:
+    """A batch of rows of these numbers of inputs and targets, padded as the loader does it."""
+    batch = packed(examples_of(model, [[one] for one in lengths]), padding=0)
+    batch = {name: tensor for name, tensor in batch.items() if not name.endswith(("segment_ids", "positions"))}
+    if isinstance(model, EncoderOnly):
+        batch["labels"][:, ::3] = IGNORE_INDEX
+    return batch
 
 
 def gradients(model: Model, loss: Tensor) -> dict[str, Tensor]:

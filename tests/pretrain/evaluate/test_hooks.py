@@ -1,30 +1,24 @@
-"""Hooks: when they run, what they leave, and that none of them ends or changes a run; and callbacks."""
+"""Hooks: when they run, what they leave, and that none of them ends or changes a run."""
 
 import contextlib
 import inspect
 import json
 import math
 import re
-import runpy
 import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
-from data_pipeline.base.config_file import load
 from data_pipeline.base.errors import UserError
 from data_pipeline.corpus import open_corpus
 from data_pipeline.loading.batch_layout import BatchLayout
-from pretrain.config import RunConfig
 from pretrain.config.evaluation import SamplesSettings, ValidationLossSettings
-from pretrain.config.run_config import CallbackSection
-from pretrain.engine.checkpoint import index as checkpoint_index
 from pretrain.engine.checkpoint.index import checkpoint_in
 from pretrain.engine.checkpoint.trained import TrainedModel
 from pretrain.evaluate import hook as hooks
@@ -34,11 +28,7 @@ from pretrain.loaded import PretrainedModel
 from pretrain.models.functional import arithmetic
 from pretrain.models.model import Head, recording_hits
 from pretrain.run.metrics_file import read_metrics
-from pretrain.run.world import World
 from pretrain.tools.evaluate import Standalone
-from pretrain.training import callback, callbacks
-from pretrain.training.tracking.mlflow_store import TrackedRun
-from pretrain.training.tracking.tracker import Tracker
 from tests.conftest import TOP
 from tests.conftest import run as run_command
 from tests.support.forked import run_forked
@@ -469,171 +459,3 @@ def test_a_checkpoint_is_evaluated_as_in_its_run(small_corpus, tmp_path):
         assert wrong.stderr.startswith(line)
     done_here("pretrain", "picture", tmp_path / "run")
     assert (tmp_path / "run/picture.png").read_bytes().startswith(b"\x89PNG")
-
-
-# Callbacks: the page's own two, each built-in one left out, what checkpoints keep of them, and their errors
-
-
-def test_the_callbacks_of_the_page_run_and_one_stops_the_run(small_corpus, tmp_path, monkeypatch):
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    callbacks = install_page("how-to/write-a-callback", tmp_path, monkeypatch)["callbacks"]
-    callbacks[1]["target"] = 1e9  # at once: the second step is the last
-    path = run_file(tmp_path, small_corpus, callbacks=callbacks)
-    assert run_command("launch", "local", path, "--ranks", "2").returncode == 75
-    rows = {row.step: row.metrics for row in read_metrics(tmp_path / "run")}
-    saved = checkpoint_index.read(tmp_path / "run/checkpoints/step-00000002")
-    ((name, state),) = saved.train_state.callbacks.items()
-    assert name == "my_package.callback:Patience"
-    assert state["average"] == pytest.approx(rows[2]["train/average_loss"])
-    assert rows[1]["train/most_rows"] == 4  # batch.micro_batch_size of `run_file`
-    assert 0 <= rows[1]["train/ignored_labels"] < 1
-    assert state["average"] == pytest.approx(0.9 * rows[1]["train/loss"] + 0.1 * rows[2]["train/loss"])
-    events = EventAccumulator(str(tmp_path / "run/tensorboard")).Reload()
-    written = {event.step: event.value for event in events.Scalars("train/loss")}
-    assert written == {step: pytest.approx(row["train/loss"]) for step, row in rows.items() if "train/loss" in row}
-    callbacks[1]["target"] = 0.0
-    path = run_file(tmp_path, small_corpus, callbacks=callbacks)
-    assert run_command("launch", "local", path, "--ranks", "2").returncode == 0
-    again = {row.step: row.metrics for row in read_metrics(tmp_path / "run") if "train/loss" in row.metrics}
-    assert again[3]["train/average_loss"] == pytest.approx(0.9 * state["average"] + 0.1 * again[3]["train/loss"])
-    (evaluated,) = [row for row in read_metrics(tmp_path / "run") if "validation/small/loss" in row.metrics]
-    (event,) = EventAccumulator(str(tmp_path / "run/tensorboard")).Reload().Scalars("validation/small/loss")
-    assert (event.step, event.value) == (8, pytest.approx(evaluated.metrics["validation/small/loss"]))
-
-
-def test_skipped_steps_leave_the_average_of_the_page_as_it_was(tmp_path, monkeypatch):
-    """The first step and the third are skipped: 4, and 0.9 · 4 + 0.1 · 2 = 3.8."""
-    install_page("how-to/write-a-callback", tmp_path, monkeypatch)
-    patience = runpy.run_path(str(tmp_path / "my_package/callback.py"))["Patience"](target=3.0)
-    patience.load_state_dict({})
-    found = []
-    for loss, applied in ((math.nan, False), (4.0, True), (math.nan, False), (2.0, True)):
-        patience.after_step(None, SimpleNamespace(loss=loss, applied=applied))
-        found.append(patience.metrics(None).get("train/average_loss"))
-    assert found == [None, 4.0, 4.0, pytest.approx(3.8)]
-
-
-def test_runs_of_one_name_have_their_own_ids_at_weights_and_biases(tmp_path, monkeypatch):
-    """All attempts of a run have one id. A step that is taken again is logged again, under the metric `step`, since
-    W&B drops what comes before its own last step. The module here only records what the page's code gives wandb."""
-    ids, axes, logged = [], set(), []
-
-    def init(**settings):
-        ids.append(settings["id"])
-        return SimpleNamespace(define_metric=lambda name, step_metric: axes.add((name, step_metric)), log=logged.append)
-
-    monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(init=init))
-    install_page("how-to/write-a-callback", tmp_path, monkeypatch)
-    page = runpy.run_path(str(tmp_path / "my_package/wandb_callback.py"))
-    config = SimpleNamespace(run=SimpleNamespace(name="t5"))
-    for attempt, name in ((1, "here"), (2, "here"), (1, "there")):
-        directory = tmp_path / name
-        directory.mkdir(exist_ok=True)
-        Tracker(directory, TrackedRun("c4", config.run.name, attempt), None).close("KILLED")
-        run = SimpleNamespace(world=World.on_this_node(), config=config, directory=directory)
-        wandb = page["WandB"](project="c4")
-        wandb.before_training(SimpleNamespace(run=run))
-        wandb.after_log(SimpleNamespace(step=3), {"train/loss": 2.0})
-    assert ids[0] == ids[1] != ids[2]
-    assert axes == {("*", "step")}
-    assert logged == [{"step": 3, "train/loss": 2.0}] * 3
-
-
-def losses_without(name, path):
-    from pretrain.training.run import train
-
-    losses = []
-
-    class Losses(callback.Callback):
-        def after_step(self, trainer, result):
-            losses.append(result.loss)
-
-    every = callbacks.build_callbacks
-    callbacks.build_callbacks = lambda *given: {
-        **{key: made for key, made in every(*given).items() if key != name},
-        "Losses": Losses(),
-    }
-    config = load(path, [], RunConfig)
-    Path(config.run.directory).mkdir()
-    return train(config), losses
-
-
-def test_a_run_without_any_one_of_them_trains_the_same(small_corpus, tmp_path):
-    (whole,) = on_ranks(1, losses_without, None, run_file(tmp_path / "whole", small_corpus), joined=False)
-    assert whole[0] == 0
-    assert len(whole[1]) > 2
-    names = list(callbacks.build_callbacks(load(run_file(tmp_path, small_corpus), [], RunConfig)))
-    assert len(names) == 7
-    for name in names:
-        (without,) = on_ranks(1, losses_without, name, run_file(tmp_path / name, small_corpus), joined=False)
-        assert without == whole, name
-
-
-def test_the_profile_of_some_steps_is_a_trace(small_corpus, tmp_path):
-    path = run_file(tmp_path, small_corpus, run={"max_steps": 11}, trainer={"profile": True})
-    assert train_ranks(path, 2) == [0, 0]
-    for rank in range(2):
-        trace = json.loads((tmp_path / f"run/profile/rank-{rank:05d}.json").read_text())
-        names = {event.get("name") for event in trace["traceEvents"]}
-        assert {"aten::mm", "aten::embedding"} <= names
-
-
-def profiled(path, stop, back_after):
-    """The exit code of a run, which goes back to its newest checkpoint after a step, and how many steps its trace has.
-
-    The optimizer has one group of parameters, which each step updates once.
-    """
-    from pretrain.engine.checkpoint.index import newest
-    from pretrain.training.prepare import state_of
-    from pretrain.training.run import train
-
-    class GoesBack(callback.Callback):
-        priority = 60  # before Profiling
-
-        def after_step(self, trainer, result):
-            if result.step == back_after and len(steps) == back_after - 1:
-                trainer.finish_saving()
-                trainer.drop_unsaved()
-                checkpoint = newest(trainer.run.directory)
-                trainer.rewind(checkpoint, state_of(trainer.run.directory, checkpoint))
-            steps.append(result.step)
-
-    steps = []
-    code = train(load(path, [], RunConfig), stop, callbacks=[GoesBack()])
-    trace = json.loads((path.parent / "run/profile/rank-00000.json").read_text())
-    return code, [event.get("name") for event in trace["traceEvents"]].count("Optimizer.step#AdamW.step"), steps
-
-
-@table(
-    "stop, back_after, found",
-    [
-        (11, None, (75, 2, [*range(1, 12)])),
-        (None, 12, (0, 3, [*range(1, 13), *range(9, 15)])),
-    ],
-)
-def test_a_run_that_stops_or_goes_back_has_a_trace_of_the_steps_before(small_corpus, tmp_path, stop, back_after, found):
-    """Steps 10 to 13 are profiled; those after 8 and 12 are saved."""
-    settings = {"optimizer": {"learning_rate": 1e-2, "groups": []}, "batch": {"global_batch_size": 2}, "evaluation": []}
-    path = run_file(tmp_path, small_corpus, run={"max_steps": 14}, trainer={"profile": True}, **settings)
-    assert on_ranks(1, profiled, path, stop, back_after, joined=False) == [found]
-
-
-@table(
-    "name, options, said",
-    [
-        ("json:JSONDecoder", {"wrong": 1}, "json:JSONDecoder can't be made: TypeError"),
-        ("json:JSONDecoder", {}, "json:JSONDecoder is no subclass of pretrain.training.callback.Callback"),
-    ],
-)
-def test_what_is_no_callback_is_refused_in_a_line(name, options, said):
-    with pytest.raises(UserError, match=re.escape(f"callbacks.0: {said}")):
-        callbacks.users_callbacks([CallbackSection(name=name, **options)])
-
-
-def test_a_run_with_one_that_is_not_there_is_refused_once(small_corpus, tmp_path):
-    path = run_file(tmp_path, small_corpus, callbacks=[{"name": "no_such:Thing"}], faults={"max_restarts": 3})
-    done = run_command("launch", "local", path, "--ranks", "2")
-    assert done.returncode == 2
-    assert "starting attempt 2" not in done.stderr
-    assert "error: callbacks.0: no_such:Thing can't be made: ModuleNotFoundError" in done.stdout + done.stderr

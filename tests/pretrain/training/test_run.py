@@ -8,9 +8,7 @@ import re
 import shutil
 import time
 import uuid
-from datetime import datetime
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import psutil
@@ -250,35 +248,6 @@ def test_a_run_fills_blanks_of_its_corpus(reference, small_corpus, tmp_path):
     assert refused.stderr.splitlines()[-1] == f"error: {copy}: no held-out sentence to mask; give a TEXT"
 
 
-def test_a_long_run_says_early_when_it_will_end(capsys, monkeypatch):
-    """9,997 steps of 78 s are 9.0 days; the first logged step may be an hour away."""
-    from pretrain.training.callbacks import reporting
-
-    now = 1767225600.0
-    monkeypatch.setattr(reporting, "time", SimpleNamespace(**{**vars(time), "time": lambda: now}))
-    config = SimpleNamespace(run=SimpleNamespace(max_steps=10_000))
-    trainer = SimpleNamespace(config=config, report=SimpleNamespace(say=print), step=3)
-    reporting.Reporting().forecast(trainer, 78.0)
-    end = datetime.fromtimestamp(now + 9_997 * 78)
-    assert f"a step takes 78 s: 9.0 days left, until about {end:%Y-%m-%d %H:%M}" in capsys.readouterr().out
-    trainer.step = 9_990
-    reporting.Reporting().forecast(trainer, 78.0)  # 13 minutes
-    assert capsys.readouterr().out == ""
-
-
-def test_a_run_says_when_it_is_off_what_was_expected_by_more_than_half(capsys):
-    """100 steps, 0.5 a second, take 200 s: 0.0556 hours."""
-    from pretrain.training.callbacks import reporting
-
-    config = SimpleNamespace(run=SimpleNamespace(max_steps=100))
-    trainer = SimpleNamespace(config=config, report=SimpleNamespace(say=print))
-    for expected, said in ((190.0, ""), (299.0, ""), (301.0, "faster"), (134.0, ""), (133.0, "slower")):
-        reporting.Reporting().compare(trainer, expected, 0.5)
-        out = capsys.readouterr().out
-        assert out.startswith(f"{said} than run.expected_hours: all steps take about 3 min, not " if said else "")
-        assert bool(out) == bool(said)
-
-
 def test_a_run_that_died_is_recorded_at_the_next_start(small_corpus, tmp_path, monkeypatch):
     """In a job of SLURM, whose nodes share a disk: MLflow isn't fed unless the run file names a server."""
     monkeypatch.setenv("SLURM_JOB_ID", "7")
@@ -299,22 +268,6 @@ def test_a_run_that_died_is_recorded_at_the_next_start(small_corpus, tmp_path, m
     assert status.read(run).state == "stopped"
     assert "MLflow: off, since nodes share the disk; set tracking.mlflow.uri to a server\n" in done.stdout
     assert (TrackedRun.load(run).uri, [*tmp_path.glob("runs/*")]) == (None, [])
-
-
-def test_a_resumed_run_logs_the_same_means(small_corpus, tmp_path):
-    """It has saved steps 3 and 6, and resumes from step 3; lines of metrics are of four steps each."""
-    logging = {"checkpoint": {"every_steps": 3, "keep_last": 9}, "tracking": {"mlflow": None, "log_every_steps": 4}}
-    whole, resumed = (
-        run_file(tmp_path / name, small_corpus, evaluation=[], **logging) for name in ("whole", "resumed")
-    )
-    assert train_each(1, [(whole, None), (resumed, 6)]) == [[0, 75]]
-    checkpoints = tmp_path / "resumed/run/checkpoints"
-    shutil.rmtree(checkpoints / "step-00000006")
-    (checkpoints / "latest").write_text("step-00000003\n")
-    assert train_each(1, [(resumed, None)]) == [[0]]
-    found = [{step: loss for step, loss in losses(path).items() if step in (4, 8)} for path in (whole, resumed)]
-    assert len(found[0]) == 2
-    assert found[0] == found[1]
 
 
 # Training straight from a real S3 server
