@@ -1,5 +1,6 @@
 """Fixtures that several tests of training share."""
 
+import json
 import shutil
 import sys
 from collections.abc import Callable, Iterator
@@ -22,6 +23,16 @@ def whole(small_corpus) -> Path:
         assert trained(1, folder, small_corpus, 1, None) == [[0] * len(OPTIMIZERS)]
 
     return made_once("whole", make)
+
+
+@pytest.fixture
+def finished(whole, tmp_path) -> Path:
+    """The run file of a copy of the finished AdamW run, in another place; the run has four checkpoints."""
+    shutil.copytree(whole / "adamw", tmp_path / "adamw")
+    path = tmp_path / "adamw/run.yaml"
+    content = json.loads(path.read_text())
+    path.write_text(json.dumps({**content, "run": {**content["run"], "directory": str(tmp_path / "adamw/run")}}))
+    return path
 
 
 @pytest.fixture(scope="module")
