@@ -76,6 +76,7 @@ LONGEST = [
     "pretrain/engine/test_construction.py",
     "pretrain/training/test_run.py",
     "pretrain/evaluate/test_hooks.py",
+    "pretrain/training/callbacks/test_callbacks.py",
     "pretrain/training/test_tracking.py",
     "pretrain/engine/test_update_passes.py",
     "pretrain/evaluate/test_text_to_text.py",
