@@ -422,6 +422,16 @@ def test_a_cached_file_of_other_content_is_replaced(tmp_path):
         assert cache.get(digest(1), lambda: content(1)) == content(1)
 
 
+def test_a_cached_file_on_a_shared_file_system_is_read_not_mapped(tmp_path, monkeypatch):
+    """Another node may delete the file, and a mapped file that is gone kills the process."""
+    monkeypatch.setattr(reader, "_OWN_DISKS", set())
+    cache, fetched = DiskCache(tmp_path, limit=10_000), []
+    contents = [cache.get(digest(1), lambda: fetched.append(1) or content(1)) for _ in range(2)]
+    assert contents == [content(1)] * 2
+    assert fetched == [1]
+    assert [type(one.obj) for one in contents] == [bytes, bytes]
+
+
 def test_the_default_cache_is_on_the_nodes_disk_and_this_users_alone(tmp_path, monkeypatch):
     monkeypatch.setenv("SLURM_TMPDIR", str(tmp_path))
     directory = default_directory()
