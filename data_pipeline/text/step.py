@@ -38,9 +38,13 @@ class Step(Section):
     @property
     def identity(self) -> list[object]:
         """All that the step's result depends on: settings, version, the package that offers it, contents of files."""
+        return [self.model_dump(), self.version, self.package, *self.contents]
+
+    @property
+    def package(self) -> str:
+        """The installed package that offers the step, with its version; "" for a step that ships."""
         ships = type(self).__module__.startswith("data_pipeline.")  # a look-up takes 7 ms
-        package = "" if ships else packages.offering("steps", self.step)
-        return [self.model_dump(), self.version, package, *self.contents]
+        return "" if ships else packages.offering("steps", self.step)
 
     @property
     def contents(self) -> list[str]:
