@@ -4,8 +4,8 @@ A `Rule` looks at each document by itself. Neighbouring rules are applied in one
 compares documents is a `KeyStep` (`dedup/step.py`).
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import ClassVar, TypeVar
+from collections.abc import Iterable, Iterator, Sequence
+from typing import ClassVar
 
 from data_pipeline.base import packages
 from data_pipeline.base.config_file import Section
@@ -99,14 +99,3 @@ def cleaned(document: Document, rules: Sequence[Rule], tally: Tally) -> Document
             return None
         document = left
     return document
-
-
-Kind = TypeVar("Kind", bound=Step)
-
-
-def offered_step(given: Mapping[str, object], kind: type[Kind]) -> Kind:
-    """The step of an installed package that settings name. Raises ValueError if no package has one of this `kind`."""
-    found = packages.named(given, "step", "steps", Step)
-    if not issubclass(found, kind):
-        raise ValueError(f"step: {given['step']} is no {kind.__name__}; put it into the list `steps`")
-    return found.model_validate(given)

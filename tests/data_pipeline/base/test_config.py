@@ -205,7 +205,7 @@ def test_extends_is_a_path_or_a_list_of_paths(corpus_file, given, said):
             "rows: end_of_document: text_to_text puts an EOS token after each target itself",
         ),
         ("rows.objective={name: masked_lm, next_sentence: true}", "rows.objective.next_sentence: gone; leave it out"),
-        ("rows.packing=sentence_pairs", "rows.packing: sentence_pairs is gone; complete_documents or concatenate make"),
+        ("dedup.custom=[{step: mine}]", "dedup.custom: gone; list all steps under `steps`"),
         ("sources.0.format=pairs", "rows.objective: span_corruption would lose the targets of the pairs"),
         ("rows.objective.name=span", "rows.objective.name: expected one of span_corruption"),
         ("split.validation_fraction=1.5", "split.validation_fraction"),

@@ -468,9 +468,8 @@ def test_what_rules_and_steps_of_a_package_leave_empty_is_counted_and_a_step_wit
     write_pages(
         tmp_path / "0.json.gz", (page(f"{'|' if '/0' in url else ''}{text}", url) for url, text in texts.items())
     )
-    dedup = {**OFF, "lines": True, "custom": [{"step": "sites"}, {"step": "hollow"}]}
-    cleaning = {"profile": "none", "rules": [{"rule": "up_to_bar"}]}
-    config = write_corpus_file(tmp_path / "corpus.yaml", dedup=dedup, cleaning=cleaning)
+    steps = ["up_to_bar", "lines", "sites", "hollow"]
+    config = write_corpus_file(tmp_path / "corpus.yaml", dedup=None, cleaning=None, steps=steps)
     done = run_command("data-pipeline", "documents", config)
     assert done.returncode == 0, done.stderr
     found = Result(tmp_path / "corpus")
@@ -493,8 +492,7 @@ def test_a_step_that_is_off_takes_no_other_steps_files_with_it(tmp_path, monkeyp
     own = ["lines-keys", "lines-keys-merged", "lines-duplicates", "minhash-clusters"]
     for name in [*other, *own]:
         (tmp_path / ".stages" / name).mkdir(parents=True)
-    dedup = DedupConfig(urls=None, lines=False, custom=[Fuzzy()])
-    config = plain(tmp_path, "x", "text", dedup=dedup)
+    config = plain(tmp_path, "x", "text").model_copy(update={"steps": [Fuzzy()]})
     forget(LocalStore(tmp_path), config)
     assert {folder.name for folder in (tmp_path / ".stages").iterdir()} == set(other)
 
