@@ -23,10 +23,12 @@ from data_pipeline.corpus.tokenizer.sentencepiece import SentencePiece, Sentence
 from data_pipeline.corpus.tokenizer.text_model import ends_sentence
 from data_pipeline.stages import report
 from data_pipeline.stages.tokens import Coverage
+from tests.conftest import run as run_command
 from tests.conftest import write_c4, write_corpus_file
 from tests.support.builds import documents_of, trained
 from tests.support.in_process import done_here, refused_here, run_here
 from tests.support.reading import c4_pages
+from tests.support.runs import install_page
 from tests.support.slow import slow
 from tests.support.tables import each
 
@@ -500,3 +502,14 @@ def test_what_is_no_sentencepiece_model_is_refused(tmp_path):
     (tmp_path / "spiece.model").write_bytes(b"no model")
     with pytest.raises(FailedError, match=r"spiece\.model: not a sentencepiece model"):
         SentencePiece.read(tmp_path / "spiece.model")
+
+
+def test_the_page_on_a_kind_of_tokenizer_works(tmp_path, monkeypatch):
+    settings = install_page("reference/own-tokenizers", tmp_path, monkeypatch)
+    write_c4(tmp_path / "c4.json.gz", records=40)
+    config = write_corpus_file(tmp_path / "corpus.yaml", tokenizer=settings["tokenizer"])
+    done = run_command("data-pipeline", "build", config)
+    assert done.returncode == 0, done.stderr
+    shown = run_command("data-pipeline", "show", tmp_path / "corpus", "-n", "1")
+    assert "<extra_id_0>" in shown.stdout
+    assert open_corpus(tmp_path / "corpus").manifest.config["packages"] == ["my_package 1.0"]

@@ -11,7 +11,7 @@ from data_pipeline.base.local_store import LocalStore
 from data_pipeline.stages.inputs import files_of
 from data_pipeline.stages.output import STAGES, WRITTEN, is_begun
 from data_pipeline.stages.pipeline import build
-from tests.data_pipeline.sources.test_inputs import write
+from tests.data_pipeline.stages.test_inputs import write
 from tests.support.builds import OFF, plain
 from tests.support.tables import each
 
