@@ -37,7 +37,7 @@ def test_a_new_directory_appears_when_its_block_ends_and_none_if_that_fails(tmp_
     assert list(out.parent.iterdir()) == [out]
 
 
-def test_what_is_there_is_not_replaced_unless_it_is_an_empty_directory(tmp_path):
+def test_a_path_that_exists_is_not_replaced_unless_it_is_an_empty_directory(tmp_path):
     (tmp_path / "file").touch()
     for taken in (tmp_path, tmp_path / "file"):
         with pytest.raises(UserError, match="exists already; choose another directory"), new_directory(taken):
@@ -48,7 +48,7 @@ def test_what_is_there_is_not_replaced_unless_it_is_an_empty_directory(tmp_path)
     assert (tmp_path / "empty/file").exists()
 
 
-def test_what_a_killed_writer_left_is_found_by_its_name_and_place_and_other_writers_files_stay(tmp_path):
+def test_leftovers_of_a_killed_writer_are_found_by_name_and_place_and_other_writers_files_stay(tmp_path):
     (tmp_path / "own/below").mkdir(parents=True)
     (tmp_path / "another").mkdir()
     folders = [tmp_path, tmp_path / "own", tmp_path / "own/below", tmp_path / "another"]
@@ -130,7 +130,7 @@ def test_a_restarted_rank_waits_for_the_lock_of_a_lost_machine(take, tmp_path, m
 
 
 @each("use", [cached, built, trained])
-def test_without_locks_all_go_on_and_say_once_what_is_not_protected(use, tmp_path, monkeypatch, capsys):
+def test_programs_go_on_without_locks_and_say_once_what_is_not_protected(use, tmp_path, monkeypatch, capsys):
     """The kernel's answer is simulated, since no file system without locks (such as Lustre by default) is at hand."""
     monkeypatch.setattr(fcntl, "flock", Mock(side_effect=OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))))
     monkeypatch.setattr(atomic, "_warned", set())

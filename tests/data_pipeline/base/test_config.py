@@ -463,7 +463,7 @@ def test_every_path_argument_of_every_command_follows_the_rule():
 
 
 @each("url", ["no-such-protocol://bucket/a", "http://127.0.0.1:1/a.json.gz"])
-def test_what_a_remote_file_system_raises_is_one_line(corpus_file, tmp_path, url, monkeypatch):
+def test_an_error_of_a_remote_file_system_is_one_line(corpus_file, tmp_path, url, monkeypatch):
     monkeypatch.setattr(stores, "LISTING_SECONDS", 0.1)
     with pytest.raises(UserError) as error:
         build(load(corpus_file, [f"sources.0.path={url}", f"output={tmp_path}/corpus"], CorpusConfig))

@@ -37,7 +37,7 @@ OTHER_CODE = ["+tokens = 512 * 2048000", "+max_new_tokens: 128", "+    tokenizer
         *((masked_code, code, code) for code in OTHER_CODE),
     ],
 )
-def test_what_looks_like_a_secret_is_hidden_and_nothing_else_is(hide, text, shown):
+def test_secrets_are_hidden_and_nothing_else_is(hide, text, shown):
     assert (hide(text), hide(shown)) == (shown, shown)
 
 

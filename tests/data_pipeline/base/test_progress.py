@@ -57,7 +57,7 @@ def test_a_worker_notes_the_stored_bytes_that_it_has_read(tmp_path):
         assert checksum.finish() == (len(stored), hashlib.sha256(stored).hexdigest())
 
 
-def test_what_workers_report_is_kept_by_unit_as_long_as_they_do_nothing_else():
+def test_reports_of_workers_are_kept_by_unit_as_long_as_they_do_nothing_else():
     board = Board()
     for process in (1, 2):
         board.note("node", process, Activity(f"unit-{process}", done=process))

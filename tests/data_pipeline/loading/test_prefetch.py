@@ -97,7 +97,7 @@ if __name__ == "__main__":
 
 
 @pytest.mark.slow
-def test_what_asks_a_run_to_stop_ends_no_worker_and_the_end_of_a_run_one_that_is_stuck(tmp_path):
+def test_signals_that_ask_a_run_to_stop_end_no_worker_and_the_end_of_a_run_one_that_is_stuck(tmp_path):
     (tmp_path / "stuck.py").write_text(STUCK)
     (tmp_path / "run.py").write_text(RUN)
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])}
@@ -112,7 +112,7 @@ def test_what_asks_a_run_to_stop_ends_no_worker_and_the_end_of_a_run_one_that_is
     assert psutil.wait_procs(left, timeout=120)[1] == []
 
 
-def test_what_the_loader_hands_over_is_pinned_tensor_by_tensor(small_corpus, monkeypatch):
+def test_batches_that_the_loader_hands_over_are_pinned_tensor_by_tensor(small_corpus, monkeypatch):
     """Goes through both wrappers, by the method that the DataLoader calls; actual pinning needs CUDA."""
     pinned = []
     monkeypatch.setattr(torch.Tensor, "pin_memory", lambda self, *_: pinned.append(self) or self)

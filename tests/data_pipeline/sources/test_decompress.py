@@ -79,7 +79,7 @@ def test_a_changed_byte_and_foreign_ones_after_the_end_are_damage(tmp_path, comp
         content(tmp_path / "a.gz", b"")
 
 
-def test_what_cannot_be_opened_is_the_users_to_mend(tmp_path):
+def test_a_path_that_cannot_be_opened_is_the_users_to_mend(tmp_path):
     with pytest.raises(UserError, match=r"a\.gz: no such file"):
         content(tmp_path / "a.gz")
     with pytest.raises(UserError, match="directory"):

@@ -51,7 +51,7 @@ def test_every_name_that_a_build_writes_marks_a_folder_of_somebody_else(tmp_path
     assert is_begun(LocalStore(tmp_path))
 
 
-def test_what_shows_that_a_build_has_begun_is_on_the_disk_before_any_other_file_is_written(tmp_path, monkeypatch):
+def test_the_mark_of_a_begun_build_is_on_the_disk_before_any_other_file_is_written(tmp_path, monkeypatch):
     flushed = list[tuple[Path, list[str]]]()
     seen = lambda path: flushed.append((path, [one.name for one in path.iterdir()]))  # noqa: E731
     monkeypatch.setattr(local_store, "flush", seen)

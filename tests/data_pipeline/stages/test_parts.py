@@ -61,7 +61,7 @@ def test_the_driver_keeps_two_kilobytes_of_an_input_whose_record_has_fourteen(tm
     assert held < 2200 * INPUTS
 
 
-def test_what_is_kept_of_a_finished_unit_is_what_is_read_of_its_record(tmp_path):
+def test_results_that_are_kept_of_finished_units_are_those_that_are_read_of_their_records(tmp_path):
     kept = [STAGE.kept(finished(number)) for number in range(INPUTS)]
     assert kept == read_finished(STAGE, written(tmp_path))
     assert {type(unit.result) for unit in kept} == {InputsRead}

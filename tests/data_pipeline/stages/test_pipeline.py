@@ -659,7 +659,7 @@ def test_no_worker_imports_pandas_or_pytorch_which_take_more_than_a_second(tmp_p
     assert (done.returncode, lines) == (0, [])
 
 
-def test_what_is_said_where_no_document_is_left():
+def test_the_reason_why_no_document_is_left_is_said():
     for read, kept, dropped, said in (
         (0, 0, {}, "no document was read from the sources"),
         (5, 1, {"empty": 4}, "no document for training: 1 document left, all held out"),

@@ -35,7 +35,7 @@ def tokenized(number: int) -> shards.Tokenized:
     return [Finished(name, "", of_each, {f"{name}.safetensors": output}, 1.0, 1.0) for name, output in outputs]
 
 
-def test_what_a_unit_is_sent_does_not_grow_with_the_number_of_units(tmp_path):
+def test_specs_of_units_do_not_grow_with_the_number_of_units(tmp_path):
     longest, corpus = {}, LocalStore(tmp_path)
     for number in (10, 1000):
         buckets = shards.specs_of(CONFIG, corpus, tokenized(number), names_of(tokenized(number)), TRAINED)

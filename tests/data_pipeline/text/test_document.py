@@ -21,7 +21,7 @@ def test_examples_are_chosen_by_hash_whatever_the_order():
     assert one.examples["rule"] != texts[:3]
 
 
-def test_what_is_counted_keeps_its_kind_whatever_the_rule_is_called_also_in_a_file():
+def test_counts_keep_their_kind_whatever_the_rule_is_called_also_in_a_file():
     """Documents, lines, spans and personal data have counts of their own, and a listener hears of each document."""
     heard = []
     tally = Tally(lambda *drop: heard.append(drop))

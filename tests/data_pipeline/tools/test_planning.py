@@ -73,7 +73,7 @@ def test_twice_the_workers_take_half_the_time_while_there_are_units(small_corpus
         assert taken["tokenizer"] == next(one.core_seconds for one in planned.stages if one.name == "tokenizer")
 
 
-def test_what_will_fail_is_said(small_corpus, monkeypatch):
+def test_warnings_say_what_will_fail(small_corpus, monkeypatch):
     found = report.read(small_corpus)
     assert planning.forecast_build(settings(small_corpus), found, "", workers=1).warnings == []
     monkeypatch.setattr(planning, "available_memory", lambda: 100_000_000)
