@@ -148,13 +148,6 @@ class RowsConfig(Section):
     """When the objective is applied. `load`: when rows are loaded, anew in every epoch. `build`: once, when shards are
     built."""
 
-    @field_validator("packing", mode="before")
-    @classmethod
-    def _sentence_pairs_are_gone(cls, packing: Any) -> Any:
-        if packing == "sentence_pairs":
-            raise ValueError("sentence_pairs is gone; complete_documents or concatenate make rows for masked_lm")
-        return packing
-
     @model_validator(mode="after")
     def _packing_suits_the_objective(self) -> "RowsConfig":
         if self.packing not in self.objective.packings:

@@ -73,7 +73,11 @@ SUBJECTS = {
     ),
     "dedup": Subject(
         ("data_pipeline/dedup/*.py",),
-        ("tests/data_pipeline/dedup/test_*.py", "tests/data_pipeline/base/test_provenance.py"),
+        (
+            "tests/data_pipeline/dedup/test_*.py",
+            "tests/data_pipeline/stages/test_evaluation_sets.py",
+            "tests/data_pipeline/tools/test_trace.py",
+        ),
     ),
     "cleaning": Subject(("data_pipeline/text/cleaning/*.py",), ("tests/data_pipeline/text/test_*.py",)),
 }

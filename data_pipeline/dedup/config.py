@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import Annotated, Literal
 
-from pydantic import BeforeValidator, PositiveInt, SerializeAsAny
+from pydantic import PositiveInt
 
 from data_pipeline.base.config_file import Section, TrueIsTheDefaults
 from data_pipeline.dedup.equal import EqualDocuments, EqualLines, EqualSpans
@@ -11,15 +11,13 @@ from data_pipeline.dedup.minhash import MinHashConfig, NearDuplicates
 from data_pipeline.dedup.newest_url import NewestUrl
 from data_pipeline.dedup.step import KeyStep
 from data_pipeline.dedup.substrings import EqualSubstrings, SubstringsConfig
-from data_pipeline.text.step import offered_step
-
-
-def _step(given: object) -> object:
-    return offered_step(given, KeyStep) if isinstance(given, dict) else given
 
 
 class DedupConfig(Section):
-    """The kinds of duplicates to drop, in this order. The list `steps` is for another order."""
+    """The kinds of duplicates to drop, in this order. The list `steps` is for another order, and for steps of installed
+    packages."""
+
+    gone = {"custom": ([[], None], "gone; list all steps under `steps`, also a package's")}
 
     urls: Literal["newest"] | None = "newest"
     """Which page of a URL is kept. null: all of them."""
@@ -34,8 +32,6 @@ class DedupConfig(Section):
     """Drop all copies of a text but one."""
     minhash: Annotated[MinHashConfig | None, TrueIsTheDefaults] = None
     """Drop near-duplicates. true: with its defaults. null or false: off."""
-    custom: list[Annotated[SerializeAsAny[KeyStep], BeforeValidator(_step)]] = []
-    """Steps of installed packages, which run after all others: the name of each, with its own keys."""
     keys_per_bucket: PositiveInt = 2**24
     """Number of dedup keys that a task compares at once. It bounds the task's memory: 70 bytes for each line, 120 for
     each URL."""
@@ -54,4 +50,3 @@ class DedupConfig(Section):
             yield EqualDocuments()
         if self.minhash:
             yield NearDuplicates(**dict(self.minhash))
-        yield from self.custom

@@ -2,7 +2,7 @@
 
 Blocks are read by byte offset. Those on a disk of this machine are memory-mapped. Those on a shared file system are
 read, since a mapped file that the system can't read kills the process without a word. Those of a remote corpus go
-through a cache on the local disk, which the ranks of a machine share.
+through a cache, which the ranks of a machine share.
 """
 
 import contextlib
@@ -57,27 +57,28 @@ class DiskCache:
     """Stores contents by their sha256, one file each. Before a file is stored, the least recently used files are
     deleted, until the cache is below `limit` bytes and 5 % of the disk is free.
 
-    Any number of processes may use one directory: the file `lock` has the bytes of all. Files appear whole, and a
-    deleted file stays readable to the processes that have it open.
+    Any number of processes may use one directory: the file `lock` has the bytes of all. Files appear whole. On a disk
+    of this machine they are mapped into memory, and a deleted file stays readable to the processes that have mapped it.
+    On a shared file system they are read.
     """
 
     def __init__(self, directory: Path, limit: int):
         self.directory, self.limit = directory, limit
+        self._is_mapped = is_on_own_disk(directory)
         self._refused = False
 
     def get(self, sha256: str, fetch: Callable[[], bytes]) -> memoryview:
         """The content with that sha256. If it isn't cached, calls `fetch` and stores what that returns.
 
-        A cached file is mapped into memory, since another process may delete it at any time. A file with the wrong
-        content, as a full disk leaves it, is replaced.
+        A file with the wrong content, as a full disk leaves it, is replaced.
         """
         path = self.directory / sha256[:2] / sha256
         with contextlib.suppress(OSError, ValueError):  # not found, or empty
-            mapped = mapped_file(path)
-            if hashlib.sha256(mapped).hexdigest() == sha256:
+            cached = mapped_file(path) if self._is_mapped else memoryview(path.read_bytes())
+            if hashlib.sha256(cached).hexdigest() == sha256:
                 with contextlib.suppress(OSError):
                     os.utime(path)
-                return mapped
+                return cached
         content = fetch()
         try:
             self._store(path, content)

@@ -28,7 +28,7 @@ SETS = Kind("evaluation sets", "sets")
 PARTS = Kind(
     "parts",
     "read",
-    "clean documents in Parquet files; if `dedup` is off, those of the corpus",
+    "clean documents in Parquet files: if nothing is deduplicated or looked for, in `documents/`; otherwise",
     ".stages/documents",
     "part-*.parquet",
 )

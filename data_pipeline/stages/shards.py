@@ -255,7 +255,7 @@ def specs_of(
     """
     listed = write_names(store, files)
     read = [[unit.checksums for unit in tokenized], tokenizer_stage.identity(config.tokenizer, trained)]
-    checksums = fingerprint([*read, *sorted(_packages_of(config.rows.objective))])
+    checksums = fingerprint([*read, *sorted(packages_of(config.rows.objective))])
     common = {"seed": config.seed, "rows": config.rows, "tokenizer": config.tokenizer.layout}
     work = []
     for bucket in buckets_of(config, tokenized):
@@ -264,7 +264,7 @@ def specs_of(
     return work
 
 
-def _packages_of(settings: Any) -> set[str]:
+def packages_of(settings: Any) -> set[str]:
     """The packages that offer an objective and the objectives in its settings, with their versions; none for what
     ships."""
     inside, found = list[Any](), set[str]()
@@ -276,7 +276,7 @@ def _packages_of(settings: Any) -> set[str]:
         inside = [*settings.values()]
     elif isinstance(settings, list | tuple):
         inside = [*settings]
-    return found.union(*map(_packages_of, inside))
+    return found.union(*map(packages_of, inside))
 
 
 def rules_of(bucket: TokenBucket, config: CorpusConfig, vocabulary: Vocabulary) -> Rules:

@@ -112,7 +112,7 @@ def recorded(config: CorpusConfig) -> dict[str, Any]:
     """The settings that documents, tokenizer and shards were made with, defaults included, as JSON has them.
 
     Paths are left out: lineage.parquet lists the files that were read, by name and checksum. Commits of the Hugging
-    Face Hub's repositories are included.
+    Face Hub's repositories are included, and the installed packages that offer what doesn't ship.
     """
     settings = {
         "sources": [
@@ -133,6 +133,15 @@ def recorded(config: CorpusConfig) -> dict[str, Any]:
         "bytes_per_shared_unit": config.bytes_per_shared_unit,
         "bytes_per_unit": config.bytes_per_unit,
         "characters_per_part": config.characters_per_part,
+        **({"packages": packages} if (packages := _packages(config)) else {}),
     }
     as_json: dict[str, Any] = json.loads(json.dumps(settings))  # keys become strings, as when read from a file
     return as_json
+
+
+def _packages(config: CorpusConfig) -> list[str]:
+    """The installed packages, with their versions, that offer formats, steps, the tokenizer and objectives."""
+    found = {offering("sources", name) for name in {source.format for source in config.sources}}
+    found |= {step.package for steps in config.all_steps.values() for step in steps}
+    found |= {offering("tokenizers", config.tokenizer.kind), *shards.packages_of(config.rows.objective)}
+    return sorted(found - {""})

@@ -4,8 +4,8 @@ A `Rule` looks at each document by itself. Neighbouring rules are applied in one
 compares documents is a `KeyStep` (`dedup/step.py`).
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import ClassVar, TypeVar
+from collections.abc import Iterable, Iterator, Sequence
+from typing import ClassVar
 
 from data_pipeline.base import packages
 from data_pipeline.base.config_file import Section
@@ -38,9 +38,13 @@ class Step(Section):
     @property
     def identity(self) -> list[object]:
         """All that the step's result depends on: settings, version, the package that offers it, contents of files."""
+        return [self.model_dump(), self.version, self.package, *self.contents]
+
+    @property
+    def package(self) -> str:
+        """The installed package that offers the step, with its version; "" for a step that ships."""
         ships = type(self).__module__.startswith("data_pipeline.")  # a look-up takes 7 ms
-        package = "" if ships else packages.offering("steps", self.step)
-        return [self.model_dump(), self.version, package, *self.contents]
+        return "" if ships else packages.offering("steps", self.step)
 
     @property
     def contents(self) -> list[str]:
@@ -95,14 +99,3 @@ def cleaned(document: Document, rules: Sequence[Rule], tally: Tally) -> Document
             return None
         document = left
     return document
-
-
-Kind = TypeVar("Kind", bound=Step)
-
-
-def offered_step(given: Mapping[str, object], kind: type[Kind]) -> Kind:
-    """The step of an installed package that settings name. Raises ValueError if no package has one of this `kind`."""
-    found = packages.named(given, "step", "steps", Step)
-    if not issubclass(found, kind):
-        raise ValueError(f"step: {given['step']} is no {kind.__name__}; put it into the list `steps`")
-    return found.model_validate(given)

@@ -11,20 +11,26 @@ from pydantic import (
     model_validator,
 )
 
+from data_pipeline.base import packages
 from data_pipeline.base.config_file import Section, TrueIsTheDefaults
 from data_pipeline.text.cleaning.bad_words import BadWords, ListNames
 from data_pipeline.text.cleaning.classifier import Classifier, ClassifierConfig, content_of
 from data_pipeline.text.cleaning.gopher import Gopher, GopherConfig
 from data_pipeline.text.cleaning.language import Language, LanguageConfig
 from data_pipeline.text.cleaning.page import CleanPage, PageConfig, Paragraphs
-from data_pipeline.text.step import Rule, offered_step
+from data_pipeline.text.step import Rule, Step
 
 
 def _rule(given: object) -> object:
-    """The rule of an installed package that settings name under `rule`, or under `step`."""
+    """The rule of an installed package that settings name under `step` or, as earlier, under `rule`. Raises ValueError
+    if no package has a rule of this name."""
     if not isinstance(given, dict):
         return given
-    return offered_step({"step" if key == "rule" else key: value for key, value in given.items()}, Rule)
+    settings = {"step" if key == "rule" else key: value for key, value in given.items()}
+    found = packages.named(settings, "step", "steps", Step)
+    if not issubclass(found, Rule):
+        raise ValueError(f"step: {settings['step']} is no Rule; put it into the list `steps`")
+    return found.model_validate(settings)
 
 
 Profile = Literal["c4", "wikipedia", "none"]
@@ -50,7 +56,7 @@ class CleaningConfig(PageConfig, _Profile):
     `language`, `bad_words` and `classifier` are applied after lines, spans and substrings have been deduplicated. The
     list `steps` is for another order."""
 
-    gone = {"pii": ([[], None], "gone; rules: [{rule: pii, kinds: [email, ip, phone]}] replaces it (examples/pii)")}
+    gone = {"pii": ([[], None], "gone; rules: [{step: pii, kinds: [email, ip, phone]}] replaces it (examples/pii)")}
 
     paragraphs: NonNegativeInt = 0
     """Minimum number of lines of at least 200 characters. Pages with fewer are dropped. Multilingual C4: 3. 0: off."""

@@ -47,7 +47,7 @@ def of_corpus(rules: list[dict[str, object]], **changes: object) -> CorpusConfig
 
 
 def test_a_rule_of_the_corpus_takes_the_sources_that_it_names():
-    rules = [{"rule": "pii", "kinds": ["email"], "sources": ["web"]}, {"rule": "pii", "kinds": ["ip"]}]
+    rules = [{"step": "pii", "kinds": ["email"], "sources": ["web"]}, {"step": "pii", "kinds": ["ip"]}]
     kinds = {
         name: [step.kinds for step in steps if isinstance(step, PersonalData)]
         for name, steps in of_corpus(rules).all_steps.items()
@@ -56,7 +56,7 @@ def test_a_rule_of_the_corpus_takes_the_sources_that_it_names():
 
 
 def test_a_rule_that_names_an_unknown_source_is_refused():
-    rules = [{"rule": "pii", "sources": ["web", "blogs"]}]
+    rules = [{"step": "pii", "sources": ["web", "blogs"]}]
     with pytest.raises(UserError, match=r"cleaning\.rules: no source blogs; there are web, wiki"):
         of_corpus(rules)
     web = {"format": "text", "path": "web.txt", "name": "web", "cleaning": {"profile": "none", "rules": rules}}
@@ -69,7 +69,7 @@ def test_both_sides_of_a_pair_are_masked(tmp_path, place):
     pair = "ask {0} ann@example.org\tcall {0} 212-555-0123\n"
     (tmp_path / "pairs.tsv").write_text("".join(map(pair.format, range(40))))
     rows = {"packing": "complete_documents", "objective": {"name": "text_to_text"}}
-    cleaning = {"profile": "none", "rules": [{"rule": "pii", "kinds": ["email", "phone"]}]}
+    cleaning = {"profile": "none", "rules": [{"step": "pii", "kinds": ["email", "phone"]}]}
     source = {"format": "pairs", "path": str(tmp_path / "pairs.tsv")}
     of_place = {
         "source": {"sources": [{**source, "cleaning": cleaning}]},
@@ -85,13 +85,13 @@ def test_of_the_section_cleaning_of_the_corpus_pairs_take_only_the_rules():
     cleaning = {"profile": "c4", "gopher": True}
     of_pairs = {"sources": [pairs], "rows": rows, "dedup": OFF}
     assert of_corpus([], **of_pairs, cleaning=cleaning).all_steps == {"pairs": []}
-    with_rules = of_corpus([], **of_pairs, cleaning={**cleaning, "rules": [{"rule": "pii"}]})
+    with_rules = of_corpus([], **of_pairs, cleaning={**cleaning, "rules": [{"step": "pii"}]})
     assert with_rules.all_steps == {"pairs": [PersonalData()]}
 
 
 def test_the_key_of_earlier_corpus_files_is_refused_with_the_rule_unless_it_is_empty():
     assert check({"pii": []}, CleaningConfig, "a.yaml") == CleaningConfig()
-    with pytest.raises(UserError, match=r"^a.yaml: pii: gone; rules: \[{rule: pii, kinds: \[email, ip, phone\]}\] "):
+    with pytest.raises(UserError, match=r"^a.yaml: pii: gone; rules: \[{step: pii, kinds: \[email, ip, phone\]}\] "):
         check({"pii": ["email"]}, CleaningConfig, "a.yaml")
 
 

@@ -205,7 +205,7 @@ def test_extends_is_a_path_or_a_list_of_paths(corpus_file, given, said):
             "rows: end_of_document: text_to_text puts an EOS token after each target itself",
         ),
         ("rows.objective={name: masked_lm, next_sentence: true}", "rows.objective.next_sentence: gone; leave it out"),
-        ("rows.packing=sentence_pairs", "rows.packing: sentence_pairs is gone; complete_documents or concatenate make"),
+        ("dedup.custom=[{step: mine}]", "dedup.custom: gone; list all steps under `steps`"),
         ("sources.0.format=pairs", "rows.objective: span_corruption would lose the targets of the pairs"),
         ("rows.objective.name=span", "rows.objective.name: expected one of span_corruption"),
         ("split.validation_fraction=1.5", "split.validation_fraction"),
@@ -463,7 +463,7 @@ def test_every_path_argument_of_every_command_follows_the_rule():
 
 
 @each("url", ["no-such-protocol://bucket/a", "http://127.0.0.1:1/a.json.gz"])
-def test_what_a_remote_file_system_raises_is_one_line(corpus_file, tmp_path, url, monkeypatch):
+def test_an_error_of_a_remote_file_system_is_one_line(corpus_file, tmp_path, url, monkeypatch):
     monkeypatch.setattr(stores, "LISTING_SECONDS", 0.1)
     with pytest.raises(UserError) as error:
         build(load(corpus_file, [f"sources.0.path={url}", f"output={tmp_path}/corpus"], CorpusConfig))

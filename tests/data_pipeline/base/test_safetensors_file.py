@@ -8,9 +8,10 @@ import pytest
 
 from data_pipeline.base.errors import FailedError
 from data_pipeline.base.local_store import LocalStore
-from data_pipeline.base.safetensors_file import Arrays, write_arrays
+from data_pipeline.base.safetensors_file import Arrays, growing_arrays, write_arrays
 from data_pipeline.dedup.keys import KeyBucket, Keys, read_duplicates, write_duplicates
 from data_pipeline.stages.tokens import SPLITS, TokenBucket, read_bucket
+from tests.support.tables import each
 
 
 class Counting(LocalStore):
@@ -81,3 +82,12 @@ def test_opened_arrays_are_those_of_the_file_and_damage_is_named(tmp_path):
         pytest.raises(FailedError, match=f"^{tmp_path}/a: damaged: it ends at byte"),
     ):
         file.slices(("x", 9_990, 9_993))
+
+
+@each("values", [3, 5])
+def test_arrays_that_are_not_as_long_as_they_were_said_to_be_are_no_file(tmp_path, values):
+    shapes, put = {"a": (np.int64, (4,))}, LocalStore(tmp_path).put("x")
+    wrong = pytest.raises(ValueError, match=r"a: (fewer|more) values")
+    with wrong, put as path, growing_arrays(path, shapes) as append:
+        append("a", np.zeros(values, np.int64))
+    assert list(tmp_path.iterdir()) == []

@@ -85,7 +85,7 @@ def test_more_tokens_than_the_sample_gives_are_refused():
         BPEConfig(vocab_size=258)
 
 
-def test_what_is_saved_is_what_is_loaded(model, tmp_path):
+def test_a_saved_tokenizer_is_loaded_as_it_was(model, tmp_path):
     tokenizer = Tokenizer(model, ["[R]"], 5)
     save(tokenizer, tmp_path)
     assert load(tmp_path).describe() == tokenizer.describe()

@@ -71,7 +71,7 @@ def test_a_part_of_a_character_shows_as_a_mark():
     assert tokenizer.decode(ids[:1]) == "\ufffd"
 
 
-def test_what_is_saved_is_what_is_loaded(tmp_path):
+def test_a_saved_tokenizer_is_loaded_as_it_was(tmp_path):
     tokenizer = Tokenizer(Bytes(), ["[R]"], 10)
     save(tokenizer, tmp_path)
     assert load(tmp_path).describe() == tokenizer.describe()

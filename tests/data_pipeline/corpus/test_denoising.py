@@ -174,7 +174,7 @@ def test_random_tokens_are_independent():
     assert (same * 256 - 16) / (2 * pairs) == pytest.approx(share, abs=error)
 
 
-def test_where_sentences_end():
+def test_sentences_end_at_a_stop_that_follows_no_stop():
     def outcomes(row):
         return sorted({tuple(tokens) for tokens in samples(Denoising(mask_ratio=0), row)})
 
@@ -229,7 +229,7 @@ def test_full_rows_fit(objective, seed):
     assert lengths == {longest} if objective.replace_length == -1 else max(lengths) <= longest
 
 
-def test_what_it_takes():
+def test_vocabularies_without_the_needed_ids_are_refused():
     bare = Vocabulary(1000, (900, 1000), pad=PAD, eos=EOS, unk=3)
     masking = {"span_length": "subword", "permute_sentence_ratio": 0}
     assert Denoising().problems(VOCABULARY) == []

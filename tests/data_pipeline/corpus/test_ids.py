@@ -59,7 +59,7 @@ def test_other_text_than_ids_is_refused_with_its_place(text, problem):
         Ids(100).encode(["1 2", text])
 
 
-def test_what_is_saved_is_what_is_loaded(tmp_path):
+def test_a_saved_tokenizer_is_loaded_as_it_was(tmp_path):
     tokenizer = Tokenizer(Ids(100), ["[R]"], 10)
     save(tokenizer, tmp_path)
     assert load_tokenizer(tmp_path).describe() == tokenizer.describe()
@@ -181,7 +181,7 @@ def test_an_id_above_the_vocabulary_is_refused_with_its_file_and_row(tmp_path):
         ({"tokenizer": {"kind": "ids", "vocab_size": 0}}, "tokenizer.vocab_size: expected integer > 0"),
     ],
 )
-def test_what_needs_text_is_refused_in_one_line(tmp_path, changes, said):
+def test_settings_that_need_text_are_refused_in_one_line(tmp_path, changes, said):
     source = {"format": "jsonl", "path": str(tmp_path / "items.jsonl")}
     line = refused_here(2, "data-pipeline", "plan", corpus_file(tmp_path, source, **changes))
     assert said in line

@@ -94,7 +94,7 @@ def test_noise_in_the_shards_is_that_of_the_loaders_first_epoch(make, name):
     assert "inputs" in shown
 
 
-def test_what_a_row_was_cut_for_is_stored_with_it(make):
+def test_the_denoiser_that_a_row_was_cut_for_is_stored_with_it(make):
     corpus = make(*OBJECTIVES["ul2"], "load")
     (shard, *_) = corpus.manifest.splits["train"].shards
     for sample in webdataset.WebDataset(str(corpus.directory / shard.name), shardshuffle=False).decode():

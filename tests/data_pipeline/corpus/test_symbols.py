@@ -131,7 +131,7 @@ def test_patterns_that_cannot_be_are_refused(pattern, problem):
         SymbolsConfig(pattern=pattern)
 
 
-def test_what_is_saved_is_what_is_loaded(tmp_path):
+def test_a_saved_tokenizer_is_loaded_as_it_was(tmp_path):
     model = trained(MOLECULES, pattern=SMILES)
     tokenizer = Tokenizer(model, ["[R]"], 10)
     save(tokenizer, tmp_path)

@@ -23,10 +23,12 @@ from data_pipeline.corpus.tokenizer.sentencepiece import SentencePiece, Sentence
 from data_pipeline.corpus.tokenizer.text_model import ends_sentence
 from data_pipeline.stages import report
 from data_pipeline.stages.tokens import Coverage
+from tests.conftest import run as run_command
 from tests.conftest import write_c4, write_corpus_file
 from tests.support.builds import documents_of, trained
 from tests.support.in_process import done_here, refused_here, run_here
 from tests.support.reading import c4_pages
+from tests.support.runs import install_page
 from tests.support.slow import slow
 from tests.support.tables import each
 
@@ -135,7 +137,7 @@ def test_sentinels_and_masks_where_they_are_asked_for(gpt2, bart, spiece):
 
 
 @each("kind", ["spiece", *slow("bart")])
-def test_what_is_described_gives_the_same_tokenizer(kind, request, tmp_path):
+def test_a_description_gives_the_same_tokenizer(kind, request, tmp_path):
     model = request.getfixturevalue(kind)
     tokenizer = Tokenizer(model if kind == "spiece" else model.model, ["[R]", "[S]"], 7)
     save(tokenizer, tmp_path)
@@ -247,7 +249,7 @@ def exact():
     return train(config, [text.encode() for text in CODE * 20])
 
 
-def test_with_identity_every_text_comes_back_as_it_was(exact):
+def test_every_text_comes_back_as_it_was_with_identity(exact):
     for text in (*CODE, *KEPT):
         (ids,) = exact.encode([text])
         assert exact.decode(ids) == text
@@ -274,7 +276,7 @@ def test_with_identity_every_text_comes_back_as_it_was(exact):
         assert without.decode(without.encode([text])[0]) == text
 
 
-def test_by_default_a_model_is_t5s(spiece):
+def test_a_model_is_t5s_by_default(spiece):
     """T5's normalization: NFKC, and one space for all white space."""
     assert spiece.normalizer_spec.name == "nmt_nfkc"
     model = in_bytes()
@@ -284,7 +286,7 @@ def test_by_default_a_model_is_t5s(spiece):
         BytesConfig(normalization="identity")
 
 
-def test_what_normalization_changes_is_counted(exact):
+def test_changes_by_normalization_are_counted(exact):
     """By hand: 4 line breaks, 1 tab, the 4 spaces of an indentation and the one at the end, ² once, ﬁ and ﬂ twice, and
     é twice from e and a mark; é as one character stays."""
     texts = ["x\n\n    y\tT² ", "ﬁ\nﬁ ﬂ\nﬂ", "plain text", "cafe\u0301, e\u0301, é"]
@@ -311,7 +313,7 @@ def test_what_normalization_changes_is_counted(exact):
     ]
 
 
-def test_without_bytes_every_character_of_the_sample_has_a_token_by_default():
+def test_every_character_of_the_sample_has_a_token_by_default_without_bytes():
     """B and r are 2 of 40,005 characters: the most frequent 0.9995 of them leave both out."""
     assert SentencePieceConfig().character_coverage == 0.9995
     sample = [b"CCOCCNCC=O" * 200] * 20 + [b"BrCCO"]
@@ -414,7 +416,7 @@ def test_a_build_follows_t5s_conventions_and_tells_which_characters_have_no_toke
     assert "## Characters without a token" in (small_corpus / "report.md").read_text()
 
 
-def test_where_a_sentence_ends():
+def test_ends_of_sentences_are_told_from_other_stops():
     for text in [".", "!", " ?", "...", '."', ".”", "?!)", " 2018.", "。", "」。", "。」", ".\n"]:
         assert ends_sentence(text), text
     for text in ["", " ", ",", ".com", "3.5", ":", ";", '"', "Mr", "。a", "…"]:
@@ -496,7 +498,18 @@ def test_files_that_do_not_fit_are_refused(byte_level_bpe, tmp_path, changes, pr
     assert problem in str(error.value)
 
 
-def test_what_is_no_sentencepiece_model_is_refused(tmp_path):
+def test_a_file_that_is_no_sentencepiece_model_is_refused(tmp_path):
     (tmp_path / "spiece.model").write_bytes(b"no model")
     with pytest.raises(FailedError, match=r"spiece\.model: not a sentencepiece model"):
         SentencePiece.read(tmp_path / "spiece.model")
+
+
+def test_the_page_on_a_kind_of_tokenizer_works(tmp_path, monkeypatch):
+    settings = install_page("reference/own-tokenizers", tmp_path, monkeypatch)
+    write_c4(tmp_path / "c4.json.gz", records=40)
+    config = write_corpus_file(tmp_path / "corpus.yaml", tokenizer=settings["tokenizer"])
+    done = run_command("data-pipeline", "build", config)
+    assert done.returncode == 0, done.stderr
+    shown = run_command("data-pipeline", "show", tmp_path / "corpus", "-n", "1")
+    assert "<extra_id_0>" in shown.stdout
+    assert open_corpus(tmp_path / "corpus").manifest.config["packages"] == ["my_package 1.0"]

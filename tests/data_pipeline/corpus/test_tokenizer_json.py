@@ -125,7 +125,7 @@ def test_a_file_by_itself_has_roles_by_the_usual_names(published_tokenizers, tmp
 
 
 @each("kind", KINDS)
-def test_what_is_saved_is_what_is_loaded(both, tmp_path, kind):
+def test_a_saved_tokenizer_is_loaded_as_it_was(both, tmp_path, kind):
     ours, _ = both[kind]
     tokenizer = Tokenizer(ours, ["[R]"], 10)
     save(tokenizer, tmp_path)

@@ -229,7 +229,7 @@ def steps_of(**sections: object) -> list[str]:
     return [step.step for step in config.steps_of(config.sources[0])]
 
 
-def test_by_default_rules_of_what_is_left_follow_the_last_step_that_shortens_texts_and_decontamination_is_last():
+def test_rules_of_what_is_left_follow_the_last_step_that_shortens_texts_by_default_and_decontamination_is_last():
     shortening = [name for name, step in key_steps().items() if step.shortens]
     assert shortening == ["lines", "spans", "substrings"]
     sets = {"sets": [{"name": "a", "path": "a.txt", "format": "text"}]}
@@ -468,9 +468,8 @@ def test_what_rules_and_steps_of_a_package_leave_empty_is_counted_and_a_step_wit
     write_pages(
         tmp_path / "0.json.gz", (page(f"{'|' if '/0' in url else ''}{text}", url) for url, text in texts.items())
     )
-    dedup = {**OFF, "lines": True, "custom": [{"step": "sites"}, {"step": "hollow"}]}
-    cleaning = {"profile": "none", "rules": [{"rule": "up_to_bar"}]}
-    config = write_corpus_file(tmp_path / "corpus.yaml", dedup=dedup, cleaning=cleaning)
+    steps = ["up_to_bar", "lines", "sites", "hollow"]
+    config = write_corpus_file(tmp_path / "corpus.yaml", dedup=None, cleaning=None, steps=steps)
     done = run_command("data-pipeline", "documents", config)
     assert done.returncode == 0, done.stderr
     found = Result(tmp_path / "corpus")
@@ -493,8 +492,7 @@ def test_a_step_that_is_off_takes_no_other_steps_files_with_it(tmp_path, monkeyp
     own = ["lines-keys", "lines-keys-merged", "lines-duplicates", "minhash-clusters"]
     for name in [*other, *own]:
         (tmp_path / ".stages" / name).mkdir(parents=True)
-    dedup = DedupConfig(urls=None, lines=False, custom=[Fuzzy()])
-    config = plain(tmp_path, "x", "text", dedup=dedup)
+    config = plain(tmp_path, "x", "text").model_copy(update={"steps": [Fuzzy()]})
     forget(LocalStore(tmp_path), config)
     assert {folder.name for folder in (tmp_path / ".stages").iterdir()} == set(other)
 
@@ -559,7 +557,7 @@ def test_a_span_of_three_sentences_stays_once_and_two_sentences_are_no_span(dedu
     assert found.dropped["duplicate_span"] == 1
 
 
-def test_what_a_lost_span_leaves_keeps_paragraphs():
+def test_texts_keep_their_paragraphs_without_a_lost_span():
     document = Document("i", "It ran. It hid. It slept.\nIt woke. It ate.", "u")
     assert EqualSpans().without(document, [0], Tally()) == "It woke. It ate."
     document = Document("i", "Day came. It ran. It hid. It slept.\nIt woke.", "u")
@@ -758,7 +756,7 @@ def test_every_repeat_of_50_words_is_dropped_and_nothing_else(tmp_path, pages, f
         ("a b c d e f g", [1, 5], "a d e"),
     ],
 )
-def test_what_stands_around_a_lost_run_keeps_its_line_break(text, lost, left):
+def test_text_around_a_lost_run_keeps_its_line_break(text, lost, left):
     document = Document("i", text, "u")
     found = EqualSubstrings(words=2).without(document, lost, Tally())
     assert found == (left or Dropped("empty_after_dedup", "u"))

@@ -11,7 +11,7 @@ from tests.support.tables import each
 
 
 @each("words, group", [(2, 1), (3, 1), (3, 2), (4, 2)])
-def test_of_rows_with_equal_groups_the_smallest_by_order_unit_and_position_is_kept(words, group):
+def test_the_smallest_by_order_unit_and_position_is_kept_of_rows_with_equal_groups(words, group):
     chance = np.random.default_rng(words + group)
     table = chance.integers(0, 5, (300, words), np.uint64)
     table[:, -1] = np.arange(300)  # the position
@@ -62,7 +62,7 @@ def test_duplicates_of_merged_files_are_those_of_the_files(tmp_path, monkeypatch
         assert merged == keys.read_duplicates(LocalStore(tmp_path), None, files, unit)
 
 
-def test_what_stays_in_the_place_of_a_duplicate_is_no_duplicate_itself(tmp_path):
+def test_a_document_that_stays_in_the_place_of_a_duplicate_is_no_duplicate_itself(tmp_path):
     """In unit 2, documents 3 and 5 are equal to document 1, which stays, and document 4 to document 2, which is a
     duplicate of document 9 of unit 0."""
     own, store = Keys(group=1, order=0), LocalStore(tmp_path)

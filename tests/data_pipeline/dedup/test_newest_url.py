@@ -34,7 +34,7 @@ def test_timestamps_of_another_form_are_older_than_any_instant(instant):
     assert rank_of(instant) < min(map(rank_of, TEXTS))
 
 
-def test_of_pages_of_one_address_and_time_those_that_cleaning_kept_come_first():
+def test_pages_that_cleaning_kept_come_first_of_those_of_one_address_and_time():
     for number in range(20):
         url = f"http://a.org/{number}"
         kept, dropped = (NewestUrl.words(url, "2019-04-25", kept) for kept in (True, False))

@@ -72,7 +72,7 @@ def test_every_unit_is_done_once_and_no_node_has_more_units_than_cpus():
 @each("number", [1, 3, 10])
 @each("cpus", [1, 64])
 @each("fault", [failing, die])
-def test_what_hits_all_nodes_at_once_and_passes_costs_no_unit_and_no_node(number, cpus, fault):
+def test_a_failure_of_all_nodes_at_once_that_passes_costs_no_unit_and_no_node(number, cpus, fault):
     """The first units on each of two nodes fail, as when a shared file system hangs for a moment."""
     cluster = FakeRay(first(number, fault), a=cpus, b=cpus)
     assert done(cluster, units(300)) == dict.fromkeys(units(300), "done")
@@ -91,7 +91,7 @@ def test_a_shared_file_system_that_hangs_for_most_of_a_minute_costs_no_unit(numb
     assert len(told.splitlines()) <= 10  # for each node at most: a unit failed, it is left out, it takes units again
 
 
-def test_what_fails_on_all_nodes_for_more_than_a_minute_is_the_fault_of_the_units():
+def test_units_that_fail_on_all_nodes_for_more_than_a_minute_are_at_fault():
     """Nothing else tells files that no node may read from a file system that hangs."""
     cluster = FakeRay(lambda node, unit, tries: failing() if int(unit[1:]) < 200 else "done", a=2, b=2)
     found = done(cluster, units(210))
@@ -178,7 +178,7 @@ def test_an_unfit_node_gets_no_more_units_and_the_stage_ends_when_no_node_is_lef
         done(FakeRay(lambda node, unit, tries: unfit, a=1, b=1), units(9))
 
 
-def test_on_one_node_a_failure_is_final_and_a_lost_worker_is_retried():
+def test_a_failure_on_the_only_node_is_final_and_a_lost_worker_is_retried():
     failure = failing()
     outcomes = {"u0": lambda tries: failure, "u1": lambda tries: die() if tries < 3 else "done"}
     cluster = FakeRay(lambda node, unit, tries: outcomes[unit](tries), a=1)

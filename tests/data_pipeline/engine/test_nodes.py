@@ -83,7 +83,7 @@ def test_units_that_a_third_node_finishes_put_out_both_nodes_on_which_they_faile
     assert nodes.left_out == {"a", "b"}
 
 
-def test_where_all_nodes_fail_no_node_is_to_blame_and_for_a_minute_no_unit(nodes, clock, capsys):
+def test_nodes_that_all_fail_are_not_to_blame_and_for_a_minute_no_unit_is(nodes, clock, capsys):
     assert nodes.add_failure("a", "part-0", "stale")
     assert nodes.add_failure("b", "part-1", "stale")
     assert nodes.some_left
@@ -118,7 +118,7 @@ def test_the_last_try_of_a_unit_goes_to_a_node_that_works_before_one_of_which_no
     assert nodes.avoided_by("part-1", last=True) == {"b"}
 
 
-def test_where_there_is_no_other_node_a_node_gets_all_units(nodes):
+def test_a_node_gets_all_units_if_there_is_no_other_node(nodes):
     nodes.add_unfit("b", "another version")
     nodes.add_unfit("c", "no output")
     assert nodes.add_failure("a", "part-0", "no space")

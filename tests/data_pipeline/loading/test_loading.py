@@ -1,23 +1,16 @@
 """The loader: its order is computed, and the same for every number of ranks and workers. Streams that are cut anywhere
-and continued by other ranks, damaged blocks, and workers that die."""
+and continued by other ranks, and damaged blocks."""
 
-import errno
 import hashlib
 import itertools
 import json
-import multiprocessing
 import os
 import re
 import shutil
-import signal
-import subprocess
-import sys
 from dataclasses import asdict, replace
-from fractions import Fraction
 from pathlib import Path
 
 import numpy as np
-import psutil
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -27,14 +20,13 @@ from hypothesis import strategies as st
 
 from data_pipeline.base.atomic import write_json
 from data_pipeline.base.errors import DamagedInput, FailedError, UserError
-from data_pipeline.corpus import Blocks, open_corpus
+from data_pipeline.corpus import open_corpus
 from data_pipeline.corpus.objectives.span_corruption import SpanCorruption
 from data_pipeline.loading import reader
 from data_pipeline.loading.batch_layout import IGNORE_INDEX, BatchLayout
 from data_pipeline.loading.batches import TrainingBatches, in_few_widths, validation_batches
-from data_pipeline.loading.prefetch import _Guarded, items
 from data_pipeline.loading.reader import Reader, is_on_own_disk
-from data_pipeline.loading.stream import EpochOrder, Mixture, Skipped, Stream, StreamState, rates
+from data_pipeline.loading.stream import Skipped, Stream, StreamState
 from tests.support.builds import flip
 from tests.support.example_rows import as_lists
 from tests.support.tables import each
@@ -283,185 +275,7 @@ def test_an_index_of_blocks_that_is_damaged_or_missing_is_named(copy):
         open_corpus(copy).blocks("train")
 
 
-# ---- processes
-
-
-class Killed(torch.utils.data.Dataset):
-    """A dataset whose third item kills the process that makes it."""
-
-    def __getitem__(self, number):
-        if number == 2:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return number
-
-
-def refuse():
-    raise ConnectionRefusedError(errno.ECONNREFUSED, os.strerror(errno.ECONNREFUSED))
-
-
-class Unreachable(torch.utils.data.Dataset):
-    """As a worker that has just died, before PyTorch sees it: what it has made can't be fetched from it any more."""
-
-    def __getitem__(self, number):
-        return self
-
-    def __reduce__(self):
-        return (Unreachable, ()) if multiprocessing.parent_process() is None else (refuse, ())
-
-
-@each("dataset, prefetch, which", [(Killed(), 2, r".*pid\S* \d+"), (Unreachable(), 4, ".*refused")])
-def test_a_worker_that_dies_is_named_also_before_its_items_are_fetched(dataset, prefetch, which):
-    with pytest.raises(FailedError, match=rf"data.workers: the loader's worker process died: {which}.*out of memory"):
-        list(items(dataset, range(8), workers=1, prefetch=prefetch))
-
-
-@pytest.mark.filterwarnings("error::UserWarning")
-def test_more_workers_than_cores_are_no_news(monkeypatch):
-    """data.workers may exceed the cores, for rows of a slow store; PyTorch would say so twice, in five lines each."""
-    monkeypatch.setattr(os, "sched_getaffinity", lambda process: {0})
-    assert list(items(range(4), range(4), workers=2, prefetch=1)) == [0, 1, 2, 3]
-
-
-STUCK = """
-import os, time
-from pathlib import Path
-
-with Path(__file__).with_name("imports").open("a") as file:
-    file.write(f"{os.getpid()}\\n")
-
-class Stuck:
-    def __getitem__(self, number):
-        if number == 4:
-            time.sleep(3600)
-        return number
-"""
-RUN = """
-import signal
-import psutil
-from data_pipeline.loading.prefetch import items
-from stuck import Stuck
-
-if __name__ == "__main__":
-    held = open(__file__)
-    print("printed", end=" ")
-    made = items(Stuck(), range(8), workers=2, prefetch=1)
-    assert next(made) == 0
-    family = psutil.Process().children(recursive=True)
-    for process in family:
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):
-            process.send_signal(number)
-    assert [next(made), next(made), next(made)] == [1, 2, 3]
-    assert not any(file.path == __file__ for process in family for file in process.open_files())
-    print(*(process.pid for process in family))
-"""
-
-
-@pytest.mark.slow
-def test_what_asks_a_run_to_stop_ends_no_worker_and_the_end_of_a_run_one_that_is_stuck(tmp_path):
-    (tmp_path / "stuck.py").write_text(STUCK)
-    (tmp_path / "run.py").write_text(RUN)
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])}
-    command = [sys.executable, tmp_path / "run.py"]
-    done = subprocess.run(command, capture_output=True, text=True, env=environment)
-    assert done.returncode == 0, done.stderr
-    printed, *pids = done.stdout.split()
-    assert printed == "printed"
-    assert len(pids) == 4  # a server that forks, its two children, and the tracker of what they share
-    assert len((tmp_path / "imports").read_text().split()) == 2  # by the run and the server, not by each worker
-    left = [process for process in psutil.process_iter() if str(process.pid) in pids]
-    assert psutil.wait_procs(left, timeout=120)[1] == []
-
-
-def test_what_the_loader_hands_over_is_pinned_tensor_by_tensor(small_corpus, monkeypatch):
-    """Goes through both wrappers, by the method that the DataLoader calls; actual pinning needs CUDA."""
-    pinned = []
-    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda self, *_: pinned.append(self) or self)
-    made = _Guarded(TrainingBatches(stream_of(small_corpus), BatchLayout(0, 1, 4, 1)))[0]
-    again = made.pin_memory()
-    assert again.item.batch.keys() == made.item.batch.keys()
-    assert [id(tensor) for tensor in pinned] == [id(tensor) for tensor in made.item.batch.values()]
-
-
 # ---- order
-
-
-def blocks_of(sizes):
-    rows = np.array(sizes)
-    nothing = np.zeros(len(rows), dtype=np.int64)
-    return Blocks([], nothing, nothing, nothing, np.cumsum(rows) - rows, rows, nothing)
-
-
-@settings(max_examples=80)
-@given(st.lists(st.integers(1, 40), min_size=1, max_size=12), st.integers(1, 50), st.integers(0, 5))
-def test_an_epoch_holds_every_row_once(sizes, lanes, epoch):
-    order = EpochOrder(blocks_of(sizes), lanes, seed=3, epoch=epoch)
-    total = sum(sizes)
-    ids = order.row_ids(np.arange(total))
-    assert sorted(ids.tolist()) == list(range(total))
-    some = np.random.default_rng(0).integers(0, total, 5)
-    assert (EpochOrder(blocks_of(sizes), lanes, 3, epoch).row_ids(some) == ids[some]).all()  # random access
-
-
-def test_neighbours_come_from_different_blocks_and_epochs_differ():
-    blocks = blocks_of([64] * 32)
-    first = EpochOrder(blocks, 16, 0, 0).row_ids(np.arange(2048))
-    assert len(set((first[:16] // 64).tolist())) >= 12
-    second = EpochOrder(blocks, 16, 0, 1).row_ids(np.arange(2048))
-    assert (first == second).mean() < 0.01
-
-
-def test_mixing_rates_are_those_of_t5():
-    """min(size, limit), to the power of 1 / temperature, times the weight."""
-    assert rates([900, 100], [1.0, 1.0], None, 1.0) == [900, 100]
-    assert rates([900, 100], [1.0, 1.0], 400, 1.0) == [400, 100]
-    assert rates([900, 100], [1.0, 3.0], 400, 2.0) == [20, 30]
-
-
-@each("rows", [5_000, 20_001, 1_000_000, 3_333_333_333, 10**12])
-def test_a_corpus_of_small_weight_gets_exactly_its_rows(rows):
-    """One row in `rows`: the k-th of them lies at (k + 1/2) · rows, to what rounding a share to 2^-64 may move it."""
-    mixture = Mixture([rows - 1, 1])
-    for turn in (0, 1, 2, 999, 123_456):
-        due = (2 * turn + 1) * rows // 2
-        near = 3 + (due * rows >> 64)
-        assert [mixture.consumed(position)[1] for position in (due - near, due + near)] == [turn, turn + 1]
-        if near == 3:
-            owners, places = mixture.deal(np.arange(due - 3, due + 3))
-            assert places[owners == 1].tolist() == [turn]
-
-
-WEIGHTS = [[7, 2, 1], [1] * 9, [1, 1e-6], [1e-6, 1], [0.5, 0.3, 0.2, 1e-6, 3e-9], [1e-12, 1, 1e12], [3, 5, 7, 11, 13]]
-
-
-@each("weights", WEIGHTS)
-def test_shares_are_exact_and_even_however_small_and_however_long_the_run(weights):
-    """At any position up to 10^15, each corpus's rows are position · share to within two rows; in any stretch, the
-    stretch's length · share, to within three."""
-    mixture, whole = Mixture(weights), sum(map(Fraction, weights))
-    for position in (1, 10, 9_999, 10**6, 123_456_789, 10**12 + 7, 10**15):
-        counts = mixture.consumed(position)
-        assert sum(counts) == position
-        for count, weight in zip(counts, weights, strict=True):
-            assert abs(count - position * Fraction(weight) / whole) < 2
-        owners, places = mixture.deal(np.arange(position, position + 50))
-        for owner, place in zip(owners.tolist(), places.tolist(), strict=True):
-            assert place == counts[owner]
-            counts[owner] += 1
-        assert counts == mixture.consumed(position + 50)
-    owners, _ = mixture.deal(np.arange(20_000))
-    for corpus, weight in enumerate(weights):
-        rows = np.append(0, np.cumsum(owners == corpus))
-        for length in (10, 100, 1000):
-            stretches = rows[length:] - rows[:-length]
-            assert np.abs(stretches - length * weight / sum(weights)).max() < 3
-
-
-def test_rows_that_were_not_consumed_are_noticed():
-    """Of weights 3 and 1, the first 8 rows take 6 and 2."""
-    mixture = Mixture([3, 1])
-    assert mixture.miscount([6, 2], 8) is None
-    assert "[5, 3] rows consumed" in str(mixture.miscount([5, 3], 8))
-    assert "expected [6, 2] at position 8" in str(mixture.miscount([5, 3], 8))
 
 
 @each("ranks, workers", [(1, 0), (2, 2)])

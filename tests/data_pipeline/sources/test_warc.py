@@ -388,7 +388,7 @@ def test_a_small_body_that_unpacks_to_a_huge_one_is_damage(tmp_path):
     assert flat(stats.counters) == {"read": 1, "damaged": 1}
 
 
-def test_what_is_dropped_is_counted(tmp_path):
+def test_dropped_records_are_counted(tmp_path):
     _, stats = read_all(
         tmp_path,
         response(b"", "Location: /b", status="HTTP/1.1 301 Moved"),

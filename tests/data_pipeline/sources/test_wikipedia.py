@@ -169,7 +169,7 @@ BAD = [
 
 
 @each("bad", BAD)
-def test_after_a_bad_page_reading_goes_on_with_the_next(parse, bad):
+def test_reading_goes_on_with_the_page_after_a_bad_one(parse, bad):
     data = export(page("A", "a"), page("B", "BAD"), page("C", "c")).replace(b"BAD", bad)
     kept, stats = parse(data)
     assert [(record.ordinal, record.title) for record in kept] == [(0, "A"), (2, "C")]

@@ -143,7 +143,7 @@ def test_damage_in_a_bucket_is_found_and_repaired_to_the_byte(in_bucket, in_fold
     assert contents(URL) == in_folder
 
 
-def test_what_is_missing_is_made_again_and_nothing_else(in_bucket, in_folder, file, store):
+def test_a_missing_file_is_made_again_and_no_other(in_bucket, in_folder, file, store):
     store.filesystem().rm_file("bucket/corpora/c4/documents/part-00002.parquet")
     told = done_here("data-pipeline", "build", file, f"output={URL}")
     assert "deduplicated: 1 unit to do (output missing or cut), 3 up to date" in told
@@ -183,7 +183,7 @@ def test_a_second_build_is_refused_while_the_first_is_alive_and_takes_over_when_
     third.release()
 
 
-def test_of_drivers_that_claim_at_the_same_time_one_has_the_corpus(store):
+def test_one_of_the_drivers_that_claim_at_the_same_time_has_the_corpus(store):
     drivers, told = [Bucket("s3://bucket/at-once") for _ in range(6)], list[str]()
 
     def claim(driver: Bucket) -> None:
@@ -514,7 +514,7 @@ def test_a_store_that_does_not_answer_is_waited_for_15_s_before_the_claim_and_th
     claimed.release()
 
 
-def test_what_is_listed_late_belongs_to_the_build_all_the_same(store):
+def test_files_that_are_listed_late_belong_to_the_build_all_the_same(store):
     """Its claim and its lines, from which nothing is listed until another driver has tried to claim the corpus."""
     store.late = True
     first, second = Bucket("s3://bucket/late"), Bucket("s3://bucket/late")

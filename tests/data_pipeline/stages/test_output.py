@@ -11,7 +11,7 @@ from data_pipeline.base.local_store import LocalStore
 from data_pipeline.stages.inputs import files_of
 from data_pipeline.stages.output import STAGES, WRITTEN, is_begun
 from data_pipeline.stages.pipeline import build
-from tests.data_pipeline.sources.test_inputs import write
+from tests.data_pipeline.stages.test_inputs import write
 from tests.support.builds import OFF, plain
 from tests.support.tables import each
 
@@ -51,7 +51,7 @@ def test_every_name_that_a_build_writes_marks_a_folder_of_somebody_else(tmp_path
     assert is_begun(LocalStore(tmp_path))
 
 
-def test_what_shows_that_a_build_has_begun_is_on_the_disk_before_any_other_file_is_written(tmp_path, monkeypatch):
+def test_the_mark_of_a_begun_build_is_on_the_disk_before_any_other_file_is_written(tmp_path, monkeypatch):
     flushed = list[tuple[Path, list[str]]]()
     seen = lambda path: flushed.append((path, [one.name for one in path.iterdir()]))  # noqa: E731
     monkeypatch.setattr(local_store, "flush", seen)

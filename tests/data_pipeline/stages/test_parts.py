@@ -1,8 +1,10 @@
-"""What the driver keeps of the results of units that write parts."""
+"""Parts of documents: their groups, their files, and what the driver keeps of the results of units that write them."""
 
+import sys
 import tracemalloc
 from pathlib import Path
 
+import numpy as np
 import pyarrow.parquet as pq
 from pydantic_core import to_json
 
@@ -10,9 +12,13 @@ from data_pipeline.base.local_store import LocalStore
 from data_pipeline.dedup.places import Span
 from data_pipeline.engine.work_units import Finished, Output, read_finished, recorded
 from data_pipeline.sources.record import Range
+from data_pipeline.stages import parts
 from data_pipeline.stages.documents import STAGE, DocumentsResult, InputResult, InputsRead
+from data_pipeline.stages.kinds import PARTS
 from data_pipeline.stages.parts import Histograms, WrittenPart, part_file
+from data_pipeline.stages.pipeline import keep_only
 from data_pipeline.text.document import EXAMPLES, Document, Tally
+from tests.support.builds import plain
 
 INPUTS = 1000
 
@@ -55,7 +61,7 @@ def test_the_driver_keeps_two_kilobytes_of_an_input_whose_record_has_fourteen(tm
     assert held < 2200 * INPUTS
 
 
-def test_what_is_kept_of_a_finished_unit_is_what_is_read_of_its_record(tmp_path):
+def test_results_that_are_kept_of_finished_units_are_those_that_are_read_of_their_records(tmp_path):
     kept = [STAGE.kept(finished(number)) for number in range(INPUTS)]
     assert kept == read_finished(STAGE, written(tmp_path))
     assert {type(unit.result) for unit in kept} == {InputsRead}
@@ -75,3 +81,58 @@ def test_long_targets_of_short_inputs_fill_row_groups(tmp_path):
         groups = [written.metadata.row_group(number).num_rows for number in range(written.num_row_groups)]
     assert groups == [4, 1]
     assert file.characters == 5 * 2_001_000
+
+
+CONFIG = plain(Path("nowhere"), "*.wet.gz", "wet")
+
+
+LISTENERS: list[list[str]] = []  # get the folders that are listed
+
+
+def _on_event(event: str, arguments: tuple) -> None:
+    for listed in LISTENERS if event == "os.scandir" else ():
+        listed.append(str(arguments[0]))
+
+
+sys.addaudithook(_on_event)
+
+
+def test_documents_with_a_url_are_counted():
+    histograms = Histograms()
+    for url in ("http://example.org", "", "example.org/a"):
+        histograms.add(Document("id", "text", url, "", "en", "source", "train", "", ""))
+    assert histograms.with_urls == 2
+
+
+def test_a_crawl_has_two_thousand_units_in_each_later_stage():
+    """72,000 files of which 806 GB of text are left, as of Common Crawl by C4's rules, beside a small source."""
+    chance = np.random.default_rng(0)
+    sizes = [*chance.normal(806e9 / 72_000, 3e6, 72_000).clip(0).astype(int).tolist(), *[900_000_000] * 2, *[10] * 50]
+    written = [
+        WrittenPart(f"part-{number:05d}", "wet" if number < 72_000 else "books", "", size, {}, characters=size)
+        for number, size in enumerate(sizes)
+    ]
+    groups = parts.grouped(written, CONFIG)
+    assert [part for group in groups for part in group] == written
+    assert 806e9 / 500e6 < len(groups) <= 2000
+    for group in groups:
+        assert len({part.source for part in group}) == 1
+        assert len(group) == 1 or sum(part.text_bytes for part in group) <= 500_000_000
+    assert [len(group) for group in groups[-3:]] == [1, 1, 50]
+    few = parts.grouped(written[:1000], CONFIG)
+    assert few == [[part] for part in written[:1000]]  # as many as there were without groups
+
+
+def test_files_that_no_unit_wrote_are_found_by_one_listing_of_each_folder(tmp_path):
+    kept = [f".stages/documents/{folder}part-{number}.parquet" for folder in ("", "001/", "002/") for number in "ab"]
+    others = [f".stages/documents/001/{name}" for name in ("part-c.parquet", "keep.parquet")]
+    for name in [*kept, *others]:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    listed: list[str] = []
+    LISTENERS.append(listed)
+    keep_only(PARTS, LocalStore(tmp_path), kept)
+    LISTENERS.clear()
+    assert sorted(path.name for path in map(Path, listed)) == ["001", "002", "documents"]
+    left = {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*.parquet")}
+    assert left == {*kept, others[1]}

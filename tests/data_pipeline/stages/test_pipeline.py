@@ -13,6 +13,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from hashlib import md5, sha256
+from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Literal, Never
@@ -47,7 +48,7 @@ from data_pipeline.stages.pipeline import build
 from data_pipeline.stages.tokens import TokensWritten
 from data_pipeline.text.vocabulary import Vocabulary
 from tests.conftest import C4_SAMPLE, SAMPLES, write_c4, write_corpus_file
-from tests.support.builds import OFF, checksums, documents_of, dropped_of, flip, plain, trained
+from tests.support.builds import checksums, documents_of, dropped_of, flip, plain, trained
 from tests.support.in_process import done_here, refused_here, run_here
 from tests.support.tables import each
 
@@ -559,12 +560,12 @@ def test_another_version_of_a_package_does_its_steps_again(tmp_path, monkeypatch
     (tmp_path / "quiet_rules.py").write_text(RULE)
     (tmp_path / "a.txt").write_text("A text.")
     monkeypatch.syspath_prepend(tmp_path)
+    quiet_rules = import_module("quiet_rules")
     inputs = []
     for version in ("1.0", "1.0", "1.1"):
         install(tmp_path, version, "[encdec_pretrain.steps]\nquiet = quiet_rules:Quiet\nsites = quiet_rules:Sites\n")
-        cleaning = {"profile": "none", "rules": [{"rule": "quiet"}]}
-        dedup = {**OFF, "custom": [{"step": "sites"}]}
-        config = plain(tmp_path, tmp_path / "a.txt", "text", cleaning=cleaning, dedup=dedup)
+        steps = [quiet_rules.Quiet(), quiet_rules.Sites()]
+        config = plain(tmp_path, tmp_path / "a.txt", "text").model_copy(update={"steps": steps})
         (unit,) = plan_documents(config, LocalStore(tmp_path / "corpus"), files_of(config))
         part = Part("a", "text", "", 1, {}, 1, checksums=["same"])
         work = dedup_stages.Work(config, [part], dedup_stages.steps_after_reading(config), [])
@@ -658,7 +659,7 @@ def test_no_worker_imports_pandas_or_pytorch_which_take_more_than_a_second(tmp_p
     assert (done.returncode, lines) == (0, [])
 
 
-def test_what_is_said_where_no_document_is_left():
+def test_the_reason_why_no_document_is_left_is_said():
     for read, kept, dropped, said in (
         (0, 0, {}, "no document was read from the sources"),
         (5, 1, {"empty": 4}, "no document for training: 1 document left, all held out"),

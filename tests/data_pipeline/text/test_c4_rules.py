@@ -155,7 +155,7 @@ CODE = "\n\tif a:\r\n\t\treturn\x0c b\n\n\n"
 
 
 @each("rule", [{"max_word_length": 9}, {"min_sentences_per_page": 2}])
-def test_without_the_rules_for_web_pages_the_kept_lines_are_unchanged(rule):
+def test_kept_lines_are_unchanged_without_the_rules_for_web_pages(rule):
     off = {"web_rules": False, "max_word_length": None, "min_words_per_line": 0, "min_sentences_per_page": 0}
     assert clean(CODE, **off | rule)[0] == CODE
     assert clean(f"{CODE} aaaaaaaaaa\n b", **off | {"max_word_length": 9})[0] == f"{CODE} b"
@@ -333,7 +333,7 @@ def test_languages_are_told_apart_and_may_be_kept(name, language):
 
 
 @each("name, text", itertools.product(BOTH, ["", " \n", "12 345 !!", "\x00"]))
-def test_where_there_is_no_language_none_is_found(name, text):
+def test_no_language_is_found_where_there_is_none(name, text):
     assert detector(name)(text) is None
 
 

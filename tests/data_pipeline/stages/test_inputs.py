@@ -81,7 +81,7 @@ def test_a_path_that_exists_is_that_file_whatever_its_characters(tmp_path, name)
     assert len(names(tmp_path)) == 3
 
 
-def test_what_is_no_file_or_may_not_be_listed_and_a_link_to_a_directory_above_it_are_named(folder, monkeypatch):
+def test_paths_that_are_no_file_or_may_not_be_listed_and_a_link_to_a_directory_above_it_are_named(folder, monkeypatch):
     def refused(message: str, *places: str) -> None:
         for below in places:
             with pytest.raises(UserError, match=message):
@@ -140,7 +140,7 @@ def test_a_closed_directory_is_named_and_not_skipped(closed, mode, paths):
 
 @each("scheme", ["", "file://"])
 @each("below", ["", "/*", "/**", "/**/*.txt"])
-def test_what_builds_wrote_below_a_source_is_left_out_in_one_line(tmp_path, capsys, below, scheme):
+def test_outputs_of_builds_below_a_source_are_left_out_in_one_line(tmp_path, capsys, below, scheme):
     """The output of this build, a finished corpus whose stages were removed, and one that was begun."""
     data = tmp_path / "data"
     written = ["out/documents/part-0.txt", "deep/done/manifest.json", "deep/done/blocks.parquet", "deep/done/a.txt"]

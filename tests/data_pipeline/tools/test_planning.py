@@ -9,20 +9,14 @@ import pytest
 
 from data_pipeline.base.config_file import load
 from data_pipeline.base.errors import UserError
-from data_pipeline.base.local_store import LocalStore
 from data_pipeline.config import CorpusConfig, SourceConfig
-from data_pipeline.dedup.minhash import NearDuplicates
-from data_pipeline.engine.work_units import Finished, Result, Unit
-from data_pipeline.stages import dedup, documents, evaluation_sets, report, shards, table, tokenizer, tokens
-from data_pipeline.stages.inputs import files_of, list_files
-from data_pipeline.stages.kinds import DROPPED, DUPLICATES, INPUTS, KINDS, SETS
-from data_pipeline.stages.parts import Part
+from data_pipeline.stages import report
+from data_pipeline.stages.inputs import list_files
 from data_pipeline.stages.pipeline import build
 from data_pipeline.tools import planning
 from tests.conftest import SAMPLES
-from tests.support.builds import OFF, plain, write_model
+from tests.support.builds import OFF, plain
 from tests.support.in_process import done_here
-from tests.support.tables import each
 
 SPANS = {"name": "span_corruption", "inputs_length": 64}
 
@@ -79,7 +73,7 @@ def test_twice_the_workers_take_half_the_time_while_there_are_units(small_corpus
         assert taken["tokenizer"] == next(one.core_seconds for one in planned.stages if one.name == "tokenizer")
 
 
-def test_what_will_fail_is_said(small_corpus, monkeypatch):
+def test_warnings_say_what_will_fail(small_corpus, monkeypatch):
     found = report.read(small_corpus)
     assert planning.forecast_build(settings(small_corpus), found, "", workers=1).warnings == []
     monkeypatch.setattr(planning, "available_memory", lambda: 100_000_000)
@@ -97,66 +91,6 @@ def test_what_will_fail_is_said(small_corpus, monkeypatch):
     assert planned.memory["minhash-clusters"] == pytest.approx(160e6, rel=0.01)
     assert "160.0 MB more at most for minhash-clusters" in planning.as_text(planned)
     assert planned.warnings[-1].startswith("minhash-clusters: 160.0 MB of memory at most, and 100.0 MB are free here")
-
-
-def test_each_stage_reads_what_earlier_ones_write_and_the_page_has_all():
-    there = {INPUTS, SETS}
-    stages = table.stages({"minhash": NearDuplicates})
-    for stage in stages:
-        # the keys of the first step need no earlier step's duplicates
-        assert there | {DUPLICATES} >= {*stage.reads}, stage.name
-        there.add(stage.writes)
-    assert len({stage.name for stage in stages}) == len(stages)
-    assert there | {DROPPED} == {*KINDS}  # tables that stages with steps write beside
-    page = Path(__file__).parents[3] / "docs/reference/stages.md"
-    assert table.as_markdown() in page.read_text()
-
-
-def test_units_ask_for_the_memory_that_their_stage_declares(tmp_path):
-    """150 bytes for each word of an evaluation set, which has 5 letters, and 60 where the n-grams are looked for; 3 for
-    each byte of text whose lines are duplicates; 2 for each byte of a classifier's file."""
-    (tmp_path / "items.txt").write_text("abcd " * 2000)
-    model = write_model(tmp_path / "model.bin")
-    sets = [{"name": "a", "path": str(tmp_path / "items.txt"), "format": "text"}]
-    steps: list[object] = [{"step": "classifier", "path": str(model), "label": "good"}, "lines", "substrings"]
-    steps.append({"step": "decontamination", "sets": sets})
-    config = plain(tmp_path, tmp_path / "items.txt", "text", cleaning=None, steps=steps)
-    (reading,) = documents.plan(config, LocalStore(tmp_path), files_of(config))
-    assert documents.STAGE.needs(reading).memory == 2 * model.stat().st_size
-    (unit,) = evaluation_sets.plan(config.searched_for)
-    assert evaluation_sets.STAGE.needs(unit).memory == 2000 * 150
-    part = Part("a", "text", "", 1000, {}, 1000, checksums=["same"])
-    work = dedup.Work(config, [part], dedup.steps_after_reading(config), [], set_bytes=10_000)
-    decided = dedup.Decided([""], "", "")
-    memory = [dedup.plan(work, [decided] * number)[0].memory for number in range(4)]
-    assert memory == [2500, 5500, 25_000, 20_000 + 2000 * 60]  # lines, anchors, substrings, the last stage
-    assert tokenizer.STAGE.needs(Unit("", None, "")).cpus == 8
-
-
-@each(
-    "packing, of_two_bytes, of_four_bytes",  # by tracemalloc, of documents of 300 tokens
-    [("concatenate", 4.6, 8.6), ("complete_documents", 11.6, 14.8), ("examples", 31.6, 35.6)],
-)
-def test_a_shard_asks_for_the_memory_that_its_packing_and_its_ids_take(tmp_path, packing, of_two_bytes, of_four_bytes):
-    pairs = packing == "examples"
-    objective = {"name": "text_to_text", "inputs_length": 64, "targets_length": 64} if pairs else SPANS
-    for vocab_size, measured, of_tokens in ((1000, of_two_bytes, 6), (70_000, of_four_bytes, 12)):
-        rows = {"packing": packing, "objective": objective, "apply_at": "build" if pairs else "load"}
-        kind, trained_to = "pairs" if pairs else "text", {"vocab_size": vocab_size}
-        config = plain(tmp_path, tmp_path / "a.txt", kind, rows=rows, tokenizer=trained_to)
-        cut = shards.RowsSpec(tokens.TokenBucket("train", 0, 1), config, "")
-        rows_of_it, memory = [Finished("", "", shards.RowsResult(1), {}, 0.0, 0.0)], list[int]()
-        for number in (0, 1000):
-            of_split = {"train": number}  # documents
-            (unit,) = shards.plan_counts(config, [(cut, "")], of_split) or shards.plan(
-                config, LocalStore(tmp_path), [(cut, "")], [], of_split, rows_of_it
-            )
-            memory.append(unit.memory)
-        assert 0 <= memory[0] / config.tokens_per_shard - measured < 1.5
-        assert memory[1] - memory[0] == 200 * 1000
-        trained = Finished("", "", Result(), {}, 0.0, 0.0)
-        (encoding,) = tokens.plan(config, [Part("a", kind, "", 3000, {}, 3000, checksums=["same"])], trained)
-        assert encoding.memory == 1000 * of_tokens
 
 
 def test_the_calibration_reads_hidden_files_that_the_path_names(tmp_path):

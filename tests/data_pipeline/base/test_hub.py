@@ -139,7 +139,7 @@ def test_a_resumed_build_has_the_commit_that_it_began_with(hub, small_corpus, tm
         ("hf://datasets/me/--/x", "/--@main/x: can't be read: "),
     ],
 )
-def test_what_the_hub_does_not_have_is_named_in_one_line(hub, path, said, tmp_path):
+def test_paths_that_the_hub_does_not_have_are_named_in_one_line(hub, path, said, tmp_path):
     assert said in refused(2, tmp_path, path)
     assert not (tmp_path / "corpus").exists()
 
