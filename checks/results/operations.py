@@ -57,16 +57,14 @@ def _near_duplicates(folder: Path) -> Iterator[list[str]]:
 
 _KINDS = {
     "SIGKILL, SIGSEGV, SIGABRT, SIGBUS": [*happening.KILLS],
-    "wrapper, DeepSpeed's launcher, head, agent killed": [
-        *("its wrapper killed", "DeepSpeed's launcher killed", "the head killed", "the agent killed")
-    ],
+    "head, agent killed": ["the head killed", "the agent killed"],
     "SIGSTOP, hang, hang with the GIL": [*happening.HANGS],
     "exception, out of memory, exit with 0": [*happening.ERRORS, "exception in another thread", "exit with 0"],
     "a loader's worker killed": ["a loader's worker killed"],
     "ENOSPC, EIO, EROFS": [*happening.DISK],
     "torn rename": ["torn rename"],
     "clock ± 1 h": [*happening.CLOCKS],
-    "a bit of a weight": ["a bit of a weight", "a bit in memory, then SIGKILL"],
+    "a bit of a weight": ["a bit of a weight"],
     "straggler, a slow step": ["straggler", "a slow step"],
     "MLflow refused, hanging, 500": [*MLFLOW],
     "a lost host": ["a lost host"],
