@@ -28,8 +28,8 @@ WHOLE = {
 
 
 def computed(folder: Path) -> dict[str, Rows]:
-    marks = {one.mark or "" for page in folder.glob("*.md") for one in tables(page.read_text(encoding="utf-8"))}
-    files = {mark: printed(folder / mark) for mark in marks if (folder / mark).is_file()}
+    names = {one.name or "" for page in folder.glob("*.md") for one in tables(page.read_text(encoding="utf-8"))}
+    files = {name: printed(folder / name) for name in names if (folder / name).is_file()}
     arithmetic = {
         "scale-c4": importlib.import_module("scale_forecast").cells(folder),
         "scale-bucket": importlib.import_module("bucket_requests").cells(folder),
@@ -57,7 +57,13 @@ def main() -> int:
     found = problems(FOLDER)
     print(*found, sep="\n", file=sys.stderr, end="\n" if found else "")
     marks = Counter(
-        "computed" if one.name in TABLES else "printed" if one.name else one.mark or "unmarked"
+        "typed"
+        if one.is_typed
+        else "computed"
+        if one.name in TABLES
+        else "printed"
+        if one.name
+        else one.mark or "unmarked"
         for page in FOLDER.glob("*.md")
         if page.name not in WHOLE
         for one in tables(page.read_text(encoding="utf-8"))

@@ -37,6 +37,7 @@ def test_every_page_is_what_its_data_say():
         ("bart.md", "bart-noises", "bart-noise", "nothing computes 'bart-noise'", False),
         ("bart.md", "results: bart-noises", "results: measured once", "nothing computes 'measured once'", False),
         ("operations.md", "0.05 s", "0.04 s", "0.04 s on the page, 0.05 s from the data", True),  # a csv file's
+        ("molecules.md", "typed molecules/rates.csv", "typed molecules/rate.csv", "nothing computes 'molecules/rate.csv'", False),
         ("corpus.md", "| 10.0 |", "| 11.0 |", "11.0 on the page, 10.0 from the data", True),  # a benchmark's
         ("bart.md", "| `masking` |", "| `mask` |", "`mask` on the page, `masking` from the data", True),
         ("bart.md", DELETION + ROTATION, ROTATION + DELETION, MOVED, True),
