@@ -69,6 +69,16 @@ def test_a_stage_takes_as_long_as_its_workers_or_the_driver(workers, per_second,
     assert (found.seconds_at(65.0), found.seconds_at(1.0)) == (seconds, 65.0)
 
 
+def test_the_forecast_takes_the_last_measurement_of_the_driver(tmp_path):
+    folder = shutil.copytree(results.FOLDER, tmp_path / "results", ignore=shutil.ignore_patterns("*.png", "*.svg"))
+    with (folder / "scale/loop.csv").open("a") as file:
+        file.write("0123abcd,25600,2000,0.4,0.5,0.0,1.5,0.1,2026-12-01\n0123abcd,1000,9,0.4,0.5,0.0,1.5,0.1,2026-12-01\n")
+    with (folder / "scale/built.csv").open("a") as file:
+        file.write("0123abcd,1000,1,build,60.0,6000,9,9,9,9,9,9,0.1,2026-12-01\n")
+    speeds = importlib.import_module("scale_forecast").speeds_of(folder)
+    assert (speeds.units_per_second, speeds.fixed) == (2000, 0.01)
+
+
 def test_the_forecast_of_c4_has_the_stages_of_its_build(computed):
     stages = {row["stage"] for row in rows_of(results.FOLDER / "scale/one-core.csv")}
     forecast = {row[0].strip("`").partition("-merged")[0] for row in computed["scale-c4"][:-1]}
