@@ -1,4 +1,5 @@
-"""Computes the tables of docs/results anew from the data beside them, and says where a page has another figure.
+"""Computes the tables of docs/results whose raw data are kept, and says where a page has another figure. Tables that a
+command has printed or a person has typed are compared with their csv files.
 
     python -m checks.results [--write]
 
