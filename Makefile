@@ -36,7 +36,7 @@ test-all: test  ## and what takes longer: families trained and compiled, lost no
 timing: $(INSTALLED)  ## what asks how fast the machine is, and how full: for a quiet one, never in CI
 	$(BIN)/python -m pytest -m timing
 
-results: $(INSTALLED)  ## the tables of docs/results, computed from the data beside them: seconds
+results: $(INSTALLED)  ## are the tables of docs/results what the data beside them say? seconds
 	$(BIN)/python -m checks.results
 
 # SEED, AT and TEXT choose the seed, the step after which runs are killed, and a text of your own.

@@ -13,8 +13,6 @@ checkout, builds of both take turns, and their files are compared.
 """
 
 import argparse
-import base64
-import gzip
 import hashlib
 import json
 import os
@@ -34,6 +32,7 @@ from typing import NamedTuple
 import numpy as np
 from harness import ROOT, Options, Table, main
 from pii.patterns import PLACEHOLDERS, mask
+from wet_files import write_wet
 
 import data_pipeline
 from data_pipeline.dedup.decontamination import DecontaminationConfig, Ngrams
@@ -69,24 +68,9 @@ def size(path: Path) -> int:
         return len(stream.read())
 
 
-def write_wet(path: Path, pages: list[str]) -> None:
-    """Writes a WET archive as Common Crawl does: each page in a gzip member, with the SHA-1 of its text."""
-    with path.open("wb") as file:
-        for number, page in enumerate(pages):
-            block = page.encode()
-            fields = {
-                "WARC-Type": "conversion",
-                "WARC-Target-URI": f"https://example.org/{number}",
-                "WARC-Date": "2019-07-17T12:15:59Z",
-                "WARC-Record-ID": f"<urn:uuid:00000000-0000-4000-8000-{number:012}>",
-                "WARC-Refers-To": f"<urn:uuid:00000000-0000-4000-8001-{number:012}>",
-                "WARC-Block-Digest": f"sha1:{base64.b32encode(hashlib.sha1(block).digest()).decode()}",
-                "WARC-Identified-Content-Language": "eng",
-                "Content-Type": "text/plain",
-                "Content-Length": str(len(block)),
-            }
-            header = "".join(f"{name}: {value}\r\n" for name, value in fields.items())
-            file.write(gzip.compress(f"WARC/1.0\r\n{header}\r\n".encode() + block + b"\r\n\r\n", 6))
+def numbered(pages: Iterable[str]) -> Iterator[tuple[str, str]]:
+    """Each page with a URL of its own."""
+    return ((f"https://example.org/{number}", page) for number, page in enumerate(pages))
 
 
 def speed(work: Callable[[], object], total_bytes: int, seconds: float) -> float:
@@ -206,7 +190,7 @@ def builds(given: argparse.Namespace) -> Iterator[Table]:
     made: dict[str, list[Built]] = {name: [] for name in sides}
     with tempfile.TemporaryDirectory() as folder:
         archive = Path(folder) / "crawl.warc.wet.gz"
-        write_wet(archive, crawl([record.text for record in read("c4", FILES["c4"])], given.build * 10**6))
+        write_wet(archive, numbered(crawl([record.text for record in read("c4", FILES["c4"])], given.build * 10**6)))
         for number in range(given.rounds):
             for name in list(sides)[:: 1 if number % 2 == 0 else -1]:
                 made[name].append(built(sides[name], archive, "build" if given.shards else "documents"))
@@ -242,7 +226,7 @@ def measure(options: Options) -> Iterator[Table]:
     results: dict[str, float] = {}
     with tempfile.TemporaryDirectory() as folder:
         wet = Path(folder) / "wet"
-        write_wet(wet, [f"{page}\n{other}" for page, other in zip(pages, reversed(pages), strict=True)])
+        write_wet(wet, numbered(f"{page}\n{other}" for page, other in zip(pages, reversed(pages), strict=True)))
         for source, path in {**FILES, "wet": wet}.items():
             results[f"read {source}"] = speed(partial(read, source, path), size(path), seconds)
     results["wikitext to text"] = speed(

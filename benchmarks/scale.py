@@ -231,9 +231,10 @@ def main() -> None:
     rows.add_parser("cluster").add_argument("--nodes", type=int, default=20)
     asked = parser.parse_args()
     if asked.row == "loop":
+        code = scale_rows.code()
         for in_flight in IN_FLIGHT:
             when = scale_rows.circumstances()
-            row = {"code": "after", **loop(in_flight), **when}
+            row = {"code": code, **loop(in_flight), **when}
             print(json.dumps(row), flush=True)
             if asked.save:
                 scale_rows.save("loop.csv", row, ["code", "units in flight"])

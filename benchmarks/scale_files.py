@@ -17,7 +17,6 @@ both peaks, divided by that of the inputs, is what an input takes.
 """
 
 import argparse
-import gzip
 import json
 import os
 import random
@@ -35,6 +34,7 @@ from typing import Any
 
 import scale_rows
 from pydantic_core import to_json
+from wet_files import write_wet
 
 from data_pipeline.base.local_store import LocalStore
 from data_pipeline.config import CorpusConfig
@@ -56,14 +56,10 @@ def page(number: int, sentences: int) -> str:
     return "\n".join(f"{' '.join(chance.choices(WORDS, k=12)).capitalize()}." for _ in range(sentences))
 
 
-def write_wet(path: Path, number: int, pages: int, sentences: int) -> None:
-    """A gzipped WET file of `pages`."""
-    with path.open("wb") as file:
-        for own in range(number * pages, (number + 1) * pages):
-            text = page(own, sentences).encode()
-            header = f"WARC/1.0\r\nWARC-Type: conversion\r\nWARC-Target-URI: http://example.org/{own}\r\n"
-            header += f"WARC-Date: 2024-01-01T00:00:00Z\r\nContent-Type: text/plain\r\nContent-Length: {len(text)}\r\n"
-            file.write(gzip.compress(header.encode() + b"\r\n" + text + b"\r\n\r\n", 1))
+def write_input(path: Path, number: int, pages: int, sentences: int) -> None:
+    """A WET file of `pages`, from the page `number * pages` on."""
+    own = range(number * pages, (number + 1) * pages)
+    write_wet(path, ((f"http://example.org/{one}", page(one, sentences)) for one in own), level=1)
 
 
 def settings_of(folder: Path, workers: int, **changes: Any) -> dict[str, Any]:
@@ -100,7 +96,7 @@ def built(files: int, workers: int, folder: Path) -> Iterator[dict[str, object]]
     """A build of `files` WET files of 5 kB, and the next one, which finds everything up to date."""
     (folder / "inputs").mkdir()
     for number in range(files):
-        write_wet(folder / "inputs" / f"{number:06d}.wet.gz", number, 5, 12)
+        write_input(folder / "inputs" / f"{number:06d}.wet.gz", number, 5, 12)
     config = CorpusConfig.model_validate(settings_of(folder, workers))
     for what in ("build", "again"):
         calls = counted() if workers == 1 else Counter[str]()
@@ -124,7 +120,7 @@ def finished(files: int, workers: int, folder: Path, dedup: dict[str, Any]) -> P
     step drops."""
     (folder / "inputs").mkdir(parents=True)
     settings = settings_of(folder, workers, dedup=dedup)
-    write_wet(folder / "inputs/000000.wet.gz", 0, 10, 2)
+    write_input(folder / "inputs/000000.wet.gz", 0, 10, 2)
     with without_ray():  # of one input; the others have the same text, too little of it for a tokenizer's sample
         build(CorpusConfig.model_validate(settings | {"output": str(folder / "one")}), "tokenizer")
     settings["tokenizer"] = {"path": str(folder / "one/tokenizer/spiece.model"), "sentinels": 30}
@@ -164,7 +160,7 @@ def replanned(files: int, workers: int, folder: Path) -> Iterator[dict[str, obje
     for what, command in commands.items():
         until = " to do " if what == "build, until the first unit" else None
         if until:
-            write_wet(folder / f"inputs/{files - 1:06d}.wet.gz", 0, 11, 2)
+            write_input(folder / f"inputs/{files - 1:06d}.wet.gz", 0, 11, 2)
         seconds, peak = measured([*program, *map(str, command)], until)
         yield {"inputs": files, "what": what, "seconds": seconds, "MB": peak}
 
@@ -229,7 +225,8 @@ def main() -> None:
         )
         keys = ["code", "inputs", *(["workers"] if given.what == "built" else [])]
         keys += [] if given.what == "driver" else ["what"]
-        scale_rows.measured(f"{given.what}.csv", ({"code": "after", **row} for row in rows), keys, given.save)
+        code = scale_rows.code()
+        scale_rows.measured(f"{given.what}.csv", ({"code": code, **row} for row in rows), keys, given.save)
 
 
 if __name__ == "__main__":

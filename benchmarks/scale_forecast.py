@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import scale_rows
+from wet_files import write_wet
 
 from data_pipeline.base.config_file import load
 from data_pipeline.base.json_file import read_json
@@ -39,7 +40,8 @@ FILES, COPIES = 8, 24  # copies of the 2 MB of C4's first records
 WORKERS = 6400  # of 100 nodes
 _BYTES_OF_A_URL, _BYTES_OF_A_KEY, _BYTES_OF_A_TOKEN = 100, 24, 2
 _READING = 10e9  # bytes a second of a file system
-_SMALL = ["after", "1000", "1", "build"]  # code, inputs, workers, what
+_SMALL = {"inputs": "1000", "workers": "1", "what": "build"}
+_MANY = "25600"  # units in flight
 
 
 @dataclass(frozen=True)
@@ -157,15 +159,15 @@ def speeds_of(folder: Path) -> Speeds:
     enwik8 = read_json(folder / "corpus/enwik8-report.json", dict[str, Any])  # large enough for a stage that samples
     rates = {one["name"]: one["megabytes_per_core_second"] for one in enwik8["stages"]}
     sampling = {"tokenizer-sample": rates["tokenizer-sample"]}
-    loop = [row for row in _rows(folder / "scale/loop.csv") if row["code"] == "after"]
-    (small,) = [row for row in _rows(folder / "scale/built.csv") if list(row.values())[:4] == _SMALL]
+    loop = [row for row in _rows(folder / "scale/loop.csv") if row["units in flight"] == _MANY]
+    small = [row for row in _rows(folder / "scale/built.csv") if _SMALL.items() <= row.items()]
     return Speeds(
         cleaning,
         sampling | {name: float(row["MB a core-second"]) for name, row in one_core.items()},
         {name: float(row["keys"]) / float(row["MB"]) for name, row in one_core.items() if row["keys"]},
         float(one_core["documents"]["written MB"]) / float(one_core["lines-keys"]["MB"]),
         float(loop[-1]["units a second"]),
-        float(small["seconds"]) / int(small["units"]),
+        float(small[-1]["seconds"]) / int(small[-1]["units"]),
     )
 
 
@@ -181,9 +183,9 @@ def measure() -> Iterator[scale_rows.Row]:
     with tempfile.TemporaryDirectory() as name:
         (inputs := Path(name) / "inputs").mkdir()
         for number in range(FILES):
-            with (inputs / f"{number}.warc.wet.gz").open("wb") as file:
-                for copy in range(number, COPIES, FILES):
-                    file.writelines(_wet(record["url"], record["text"], copy) for record in records)
+            copies = range(number, COPIES, FILES)
+            pages = [(f"{one['url']}?{copy}", _shuffled(one["text"], copy)) for copy in copies for one in records]
+            write_wet(inputs / f"{number}.warc.wet.gz", pages)
         sources = json.dumps([{"format": "wet", "path": str(inputs)}])
         overrides = [f"output={name}/corpus", f"sources={sources}", "bytes_per_shared_unit=0"]
         overrides += ["tokenizer.vocab_size=16000"]  # the records have no words for more
@@ -199,17 +201,15 @@ def measure() -> Iterator[scale_rows.Row]:
         yield row | {"keys": "" if stage.keys is None else stage.keys}
 
 
-def _wet(url: str, text: str, copy: int) -> bytes:
+def _shuffled(text: str, copy: int) -> str:
+    """The text with the words of each line but the last in another order."""
     chance = random.Random(copy)
     lines = []
     for line in text.splitlines():
         *words, last = line.split() or [""]
         chance.shuffle(words)
         lines.append(" ".join([*words, last]))
-    content = "\n".join(lines).encode()
-    header = f"WARC/1.0\r\nWARC-Type: conversion\r\nWARC-Target-URI: {url}?{copy}\r\nContent-Type: text/plain\r\n"
-    header += f"WARC-Date: 2024-01-01T00:00:00Z\r\nContent-Length: {len(content)}\r\n\r\n"
-    return gzip.compress(header.encode() + content + b"\r\n\r\n", 6)
+    return "\n".join(lines)
 
 
 def cells(folder: Path) -> list[list[str]]:

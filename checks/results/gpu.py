@@ -159,10 +159,9 @@ def _gpu_checks(folder: Path) -> Iterator[list[str | None]]:
 @table("gpu-steps")
 def _gpu_steps(folder: Path) -> Iterator[list[str | None]]:
     for row in _on_a_gpu(folder)["throughput"]["tables"]["steps"]:
-        share = f"{100 * row['mfu_of_data_sheet']:.1f} %"
+        share = _share(row["mfu_of_data_sheet"])
         figures = f"{row['step_ms']:.0f}", f"{row['tokens_per_second']:,.0f}", share, f"{row['peak_gb']:.1f}"
-        form = "compiled" if row["compiled"] else "eager"
-        yield [row["optimizer"], form, str(row["micro_batch"]), *figures, f"{row['launches']:,}"]
+        yield [row["optimizer"], _form(row["compiled"]), str(row["micro_batch"]), *figures, f"{row['launches']:,}"]
 
 
 @table("gpu-generation")

@@ -57,16 +57,14 @@ def _near_duplicates(folder: Path) -> Iterator[list[str]]:
 
 _KINDS = {
     "SIGKILL, SIGSEGV, SIGABRT, SIGBUS": [*happening.KILLS],
-    "wrapper, DeepSpeed's launcher, head, agent killed": [
-        *("its wrapper killed", "DeepSpeed's launcher killed", "the head killed", "the agent killed")
-    ],
+    "head, agent killed": ["the head killed", "the agent killed"],
     "SIGSTOP, hang, hang with the GIL": [*happening.HANGS],
     "exception, out of memory, exit with 0": [*happening.ERRORS, "exception in another thread", "exit with 0"],
     "a loader's worker killed": ["a loader's worker killed"],
     "ENOSPC, EIO, EROFS": [*happening.DISK],
     "torn rename": ["torn rename"],
     "clock ± 1 h": [*happening.CLOCKS],
-    "a bit of a weight": ["a bit of a weight", "a bit in memory, then SIGKILL"],
+    "a bit of a weight": ["a bit of a weight"],
     "straggler, a slow step": ["straggler", "a slow step"],
     "MLflow refused, hanging, 500": [*MLFLOW],
     "a lost host": ["a lost host"],
@@ -207,7 +205,7 @@ def _entries(folder: Path) -> Iterator[list[str]]:
 def _object_storage(folder: Path) -> Iterator[list[str]]:
     """A row for each way to build. Seconds and processor seconds in a bucket are multiples of a folder's."""
     rows = rows_of(folder / "operations/object-storage.csv")
-    ways = ("folder", "bucket", "obstore")
+    ways = ("folder", "bucket")
     taken = {
         what: [float(row["figure"]) for row in rows if row["what"] == what]
         for way in ways
@@ -215,27 +213,15 @@ def _object_storage(folder: Path) -> Iterator[list[str]]:
     }
     for way in ways:
         yield [None, *(f"{value:.1f} s" for one in (way, f"{way}, processor") for value in _range(taken[one]))]
-    for way in ways[1:]:
-        ratios = [
-            [there / here for here, there in zip(taken[f"folder{end}"], taken[f"{way}{end}"], strict=True)]
-            for end in ("", ", processor")
-        ]
-        yield [None, *(f"{value:.2f}" for one in ratios for value in _range(one))]
+    ratios = [
+        [there / here for here, there in zip(taken[f"folder{end}"], taken[f"bucket{end}"], strict=True)]
+        for end in ("", ", processor")
+    ]
+    yield [None, *(f"{value:.2f}" for one in ratios for value in _range(one))]
 
 
 def _range(values: list[float]) -> tuple[float, float, float]:
     return median(values), min(values), max(values)
-
-
-@table("operations-clients")
-def _clients(folder: Path) -> Iterator[list[str]]:
-    rows = rows_of(folder / "operations/object-store-clients.csv")
-    for what in dict.fromkeys(row["what"] for row in rows):
-        of = {
-            library: [float(row["ms"]) for row in rows if (row["library"], row["what"]) == (library, what)]
-            for library in ("s3fs", "obstore")
-        }
-        yield [None, *(f"{median(used):.2f} ms ({min(used):.2f} to {max(used):.2f})" for used in of.values())]
 
 
 @table("scale-bucket-requests")

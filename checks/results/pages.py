@@ -3,6 +3,7 @@
 <!-- results: NAME -->             computed from data (checks/results/tables.py)
 <!-- results: FILE.csv -->         the rows that a command has printed, in a file beside the page
 <!-- results: FILE.json -->        the same, of a benchmark: what its --json wrote
+<!-- results: typed FILE.csv -->   rows that a person has typed, from logs or other pages, in a file beside the page
 <!-- results: no measurement -->   words
 """
 
@@ -19,6 +20,7 @@ Rows = Sequence[Sequence[str | None]]
 
 _MARK = re.compile(r"<!-- results: (.+) -->")
 _WORDS = "no measurement"
+_TYPED = "typed "
 
 
 @dataclass(frozen=True)
@@ -32,7 +34,11 @@ class Table:
     @property
     def name(self) -> str | None:
         """Whose rows are computed or in a file; None: they are words."""
-        return None if self.mark == _WORDS else self.mark
+        return None if self.mark is None or self.mark == _WORDS else self.mark.removeprefix(_TYPED)
+
+    @property
+    def is_typed(self) -> bool:
+        return (self.mark or "").startswith(_TYPED)
 
 
 def tables(text: str) -> list[Table]:

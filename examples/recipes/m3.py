@@ -19,8 +19,8 @@ import typer
 from data_pipeline.base.command import path_argument, path_option, run_command
 from data_pipeline.base.errors import UserError
 from data_pipeline.base.json_file import parse_json
-from examples.recipes.masked_spans import others, show
-from examples.recipes.time_series import LENGTH, Bins, Process, forecasts, mase, naive
+from examples.recipes.masked_spans import show
+from examples.recipes.time_series import LENGTH, Bins, Process, forecasts, mase, naive, of_others
 from pretrain.cli.app import Checkpoint
 from pretrain.engine.checkpoint.index import checkpoint_in
 from pretrain.engine.checkpoint.trained import TrainedModel
@@ -175,10 +175,11 @@ def _measure(
     series = [one for one in series if (one.history[one.period :] != one.history[: -one.period]).any()]
     trained = TrainedModel.open(checkpoint_in(checkpoint)).on_best_device()
     histories = [one.history[-_LONGEST:] for one in series]
-    found = forecasts(trained, histories, [scale_of(one) for one in histories], BINS, HORIZON)
+    scales = [scale_of(one) for one in histories]
+    found = forecasts(trained, histories, scales, BINS, HORIZON)
     by = {
         "model": found,
-        "model, with another series": others(found),
+        "model, with another series": of_others(found, scales),
         "Naive": [naive(one.history, 1, HORIZON) for one in series],
         "seasonal Naive": [naive(one.history, one.period, HORIZON) for one in series],
         "Naive2": [one.by(lambda history: naive(history, 1, HORIZON)) for one in series],

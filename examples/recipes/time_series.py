@@ -182,6 +182,12 @@ def autoregressive(context: np.ndarray, order: int = 24) -> np.ndarray:
     return np.array(scaled[-HORIZON:]) * spread + mean
 
 
+def of_others(found: Sequence[np.ndarray], scales: Sequence[float]) -> list[np.ndarray]:
+    """For each series the forecast of another series, divided by that series' scale and multiplied by its own."""
+    scaled = [forecast / scale for forecast, scale in zip(found, scales, strict=True)]
+    return [forecast * scale for forecast, scale in zip(others(scaled), scales, strict=True)]
+
+
 def forecasts(
     trained: TrainedModel, contexts: Sequence[np.ndarray], scales: Sequence[float], bins: Bins, horizon: int
 ) -> list[np.ndarray]:
@@ -214,10 +220,11 @@ def _measure(
     series = [parse_json(line, HeldOut, folder / "test.jsonl") for line in lines]
     trained = TrainedModel.open(checkpoint_in(checkpoint)).on_best_device()
     contexts = [one.context for one in series]
-    found = forecasts(trained, contexts, [scale_of(one) for one in contexts], BINS, HORIZON)
+    scales = [scale_of(one) for one in contexts]
+    found = forecasts(trained, contexts, scales, BINS, HORIZON)
     by = {
         "model": found,
-        "model, with another series": others(found),
+        "model, with another series": of_others(found, scales),
         "Naive": [naive(one, 1) for one in contexts],
         "seasonal Naive": [naive(one.context, one.period) for one in series],
         "AR(24) of each series": [autoregressive(one) for one in contexts],

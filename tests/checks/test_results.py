@@ -37,6 +37,7 @@ def test_every_page_is_what_its_data_say():
         ("bart.md", "bart-noises", "bart-noise", "nothing computes 'bart-noise'", False),
         ("bart.md", "results: bart-noises", "results: measured once", "nothing computes 'measured once'", False),
         ("operations.md", "0.05 s", "0.04 s", "0.04 s on the page, 0.05 s from the data", True),  # a csv file's
+        ("molecules.md", "typed molecules/rates.csv", "typed molecules/rate.csv", "nothing computes 'molecules/rate.csv'", False),
         ("corpus.md", "| 10.0 |", "| 11.0 |", "11.0 on the page, 10.0 from the data", True),  # a benchmark's
         ("bart.md", "| `masking` |", "| `mask` |", "`mask` on the page, `masking` from the data", True),
         ("bart.md", DELETION + ROTATION, ROTATION + DELETION, MOVED, True),
@@ -66,6 +67,16 @@ def test_a_stage_takes_as_long_as_its_workers_or_the_driver(workers, per_second,
     found = forecast.stage_time("documents", 13, 26.0, 65.0, workers, per_second, 0.5)
     assert (found.unit, found.work, found.driver, found.seconds) == (2.5, work, driver, seconds)
     assert (found.seconds_at(65.0), found.seconds_at(1.0)) == (seconds, 65.0)
+
+
+def test_the_forecast_takes_the_last_measurement_of_the_driver(tmp_path):
+    folder = shutil.copytree(results.FOLDER, tmp_path / "results", ignore=shutil.ignore_patterns("*.png", "*.svg"))
+    with (folder / "scale/loop.csv").open("a") as file:
+        file.write("0123abcd,25600,2000,0.4,0.5,0.0,1.5,0.1,2026-12-01\n0123abcd,1000,9,0.4,0.5,0.0,1.5,0.1,2026-12-01\n")
+    with (folder / "scale/built.csv").open("a") as file:
+        file.write("0123abcd,1000,1,build,60.0,6000,9,9,9,9,9,9,0.1,2026-12-01\n")
+    speeds = importlib.import_module("scale_forecast").speeds_of(folder)
+    assert (speeds.units_per_second, speeds.fixed) == (2000, 0.01)
 
 
 def test_the_forecast_of_c4_has_the_stages_of_its_build(computed):

@@ -12,14 +12,15 @@ from pretrain.evaluate.hook import EvalResult, Evaluation
 from pretrain.run import watchdog
 
 BLANK = "<extra_id_0>"
-_AT_ONCE = 512  # samples that a rank writes between two signs of life
+_AT_ONCE = 512  # samples that a rank writes between two looks at the budget
 _SHOWN = 10
 
 
 class Moses:
     """Metrics `moses/valid`, `moses/unique_at_10000`, `moses/fcd_test` and so on, and a table of molecules.
 
-    The ranks divide the samples. Rank 0 has the metrics computed in a process of their own.
+    The ranks divide the samples, which end early once the budget is spent. Rank 0 has the metrics computed in a process
+    of their own.
     """
 
     def __init__(self, settings: MosesSettings):
@@ -36,8 +37,13 @@ class Moses:
             def written(starts: Sequence[int]) -> list[list[str]]:
                 return [self._written(answers, start) for start in starts]
 
-            starts = range(0, settings.samples, _AT_ONCE)
-            smiles = [one for some in evaluation.shared(starts, written, list[str]) for one in some]
+            smiles = list[str]()
+            step = _AT_ONCE * evaluation.held_out.layout.ranks
+            for first in range(0, settings.samples, step):
+                starts = range(first, min(first + step, settings.samples), _AT_ONCE)
+                smiles += [one for some in evaluation.shared(starts, written, list[str]) for one in some]
+                if evaluation.collectives.late:
+                    break
         if evaluation.held_out.layout.rank > 0:
             return EvalResult()
         found = {metric_name(name): value for name, value in measured(smiles, settings.all_metrics).items()}

@@ -14,7 +14,7 @@ import types
 import warnings
 from collections.abc import Sequence
 
-INSTALL = "pip install --no-deps molsets==0.3.1 fcd_torch==1.0.7 rdkit"
+INSTALL = "pip install --no-deps molsets==0.3.1 fcd_torch==1.0.7 rdkit==2026.9.1"
 _THREADS = 1
 
 

@@ -119,15 +119,19 @@ def test_time_series(tmp_path):
 def test_m3(tmp_path):
     for split, purpose in (("train", 0), ("held-out", 1)):
         (tmp_path / f"{split}.tsv").write_text("".join(m3.synthetic(64, 0, purpose)))
-    line = {"kind": "quarterly", "period": 4, "past": [1.0, 3, 2, 6] * 5 + [1.5], "future": [3.0, 2, 6]}
-    (tmp_path / "m3.jsonl").write_text(2 * f"{json.dumps(line)}\n")
+    past, future = np.array([1.0, 3, 2, 6] * 5 + [1.5]), np.array([3.0, 2, 6])
+    series = [
+        {"kind": "quarterly", "period": 4, "past": (unit * past).tolist(), "future": (unit * future).tolist()}
+        for unit in (1, 1024)
+    ]
+    (tmp_path / "m3.jsonl").write_text("".join(f"{json.dumps(one)}\n" for one in series))
     run = trained("m3", tmp_path, *sources(tmp_path / "train.tsv", tmp_path / "held-out.tsv"))
     rows = {row["forecast"]: row for row in table(m3.app, "measure", run, tmp_path)}
     assert float(rows["seasonal Naive"]["quarterly (2)"]) == 0
     # 1.5 again and again, in units of the only difference between two years, 0.5 in one of 17 points
     assert float(rows["Naive"]["all (2)"]) == pytest.approx((1.5 + 0.5 + 4.5) / 3 / (0.5 / 17), abs=0.001)
     assert float(rows["model"]["all (2)"]) > 0
-    assert rows["model, with another series"]["all (2)"] == rows["model"]["all (2)"]  # the other one is the same
+    assert rows["model, with another series"]["all (2)"] == rows["model"]["all (2)"]  # the other one has the same bins
 
 
 def test_items(tmp_path):

@@ -12,6 +12,7 @@ from examples.recipes.time_series import (
     Process,
     autoregressive,
     naive,
+    of_others,
     scale_of,
 )
 
@@ -42,6 +43,16 @@ def test_mase_is_one_for_an_error_as_large_as_seasonal_naives():
     assert series.mase(future) == 0
     assert series.mase(future + 4) == pytest.approx(1)
     assert series.mase(future - 2) == pytest.approx(0.5)
+
+
+def test_another_series_forecast_comes_in_a_series_own_scale():
+    """So a model that writes the same bins whatever it reads forecasts as well with another series."""
+    scales = [0.5, 1000.0, 3.0, 1.0]
+    same = [BINS.middles([700] * HORIZON, scale) for scale in scales]
+    for own, other in zip(same, of_others(same, scales), strict=True):
+        assert other == pytest.approx(own)
+    found = [np.full(HORIZON, scale * (index + 1)) for index, scale in enumerate(scales)]
+    assert [forecast[0] for forecast in of_others(found, scales)] == pytest.approx([0.5 * 3, 1000 * 4, 3 * 1, 1 * 2])
 
 
 def test_the_best_forecast_is_the_conditional_mean():
