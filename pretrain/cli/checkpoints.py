@@ -148,9 +148,14 @@ def average(
     print(f"Next: pretrain evaluate {out}")
 
 
-@commands.command("import", epilog="Example: pretrain import t5-small imported/t5-small")
+@commands.command("import", epilog="Example: pretrain import ./t5-small imported/t5-small")
 def import_(
-    model: Annotated[Path, path_argument("HF_DIR", "A saved transformers model with its tokenizer.")],
+    model: Annotated[
+        Path,
+        path_argument(
+            "HF_DIR", "A saved transformers model with its tokenizer. From the Hub: hf download NAME --local-dir HF_DIR."
+        ),
+    ],
     out: NewDirectory,
 ) -> None:
     """Convert a Hugging Face model to a checkpoint that a run can start from."""

@@ -174,18 +174,30 @@ def test_outputs_of_an_mt5_are_scaled_if_transformers_4_did_so(version, tied, sc
 
 
 @each(
-    "name, why",
+    "name, lacking",
     [
-        ("switch_transformers", "layers of experts, between which a router chooses"),
-        ("longt5", "local and transient-global attention, which LongT5's encoder has"),
+        ("SwitchTransformers", "t5 has no layers of experts, between which a router chooses"),
+        ("LongT5", "t5 has no local and transient-global attention, which LongT5's encoder has"),
+        ("MBart", "bart has no norms before its layers"),
+        ("M2M100", "bart has no norms before its layers and no sinusoidal positions"),
+        ("Pegasus", "bart has no norms before its layers and no sinusoidal positions"),
+        ("Marian", "bart has no sinusoidal positions"),
     ],
 )
-def test_relatives_of_t5_that_are_not_built_are_refused_by_what_they_lack(name, why, tmp_path):
-    cls = {"switch_transformers": "SwitchTransformersConfig", "longt5": "LongT5Config"}[name]
-    getattr(transformers, cls)(**T5).save_pretrained(tmp_path)
+def test_relatives_that_are_not_built_are_refused_by_what_our_family_lacks(name, lacking, tmp_path):
+    theirs = getattr(transformers, f"{name}Config")()
+    theirs.save_pretrained(tmp_path)
     with pytest.raises(UserError) as refused:
         load_state(tmp_path)
-    assert str(refused.value) == f"{tmp_path}/config.json: model_type is {name!r}: our t5 has no {why}"
+    assert str(refused.value) == f"{tmp_path}/config.json: model_type is {theirs.model_type!r}: our {lacking}"
+
+
+def test_a_name_of_the_hub_is_refused_with_the_command_that_downloads_it(tmp_path):
+    name = tmp_path / "google/flan-t5-base"
+    line = refused_here(2, "pretrain", "import", name, tmp_path / "out")
+    assert line == f"error: {name}/config.json: no such file; from the Hub: hf download NAME --local-dir DIR"
+    with pytest.raises(UserError, match=r"config\.json: no such file$"):
+        load_state(tmp_path)
 
 
 def renamed(*pairs):
