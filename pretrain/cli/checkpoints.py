@@ -159,13 +159,16 @@ def import_(
     out: NewDirectory,
 ) -> None:
     """Convert a Hugging Face model to a checkpoint that a run can start from."""
+    from data_pipeline.corpus import tokenizer as tokenizers
     from pretrain import export as huggingface
-    from pretrain.engine.checkpoint import tensors
+    from pretrain.engine.checkpoint import tensors, trained
 
     config = huggingface.import_(model, out)
     print(f"{out}: a {config.family} with {config.vocab_size:,} ids.")
     for name, values in tensors.read_buffers(out).items():
         print(f"{name} is kept: {int(values.count_nonzero()):,} of its numbers aren't 0. Training doesn't change it.")
+    print(f"The run file:    extends: [{out / trained.MODEL}]")
+    print(f"The corpus file: {tokenizers.as_section(tokenizers.load(out), out)}")
     print(f"Next: pretrain train RUN.yaml checkpoint.init_from={out}")
 
 
