@@ -20,6 +20,7 @@ from docs.pictures import loss_curves, objectives, plans, speedrun
 from pretrain import models
 from pretrain.config import RunConfig
 from pretrain.models.flops import Sizes, count_flops
+from tests.support.tables import each
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -138,6 +139,19 @@ def test_the_run_files_of_continued_pretraining_train_on_corpora_that_the_page_b
         run = load(path, [], RunConfig)
         assert named_corpora(run) <= built
         assert (run.optimizer.name, run.optimizer.learning_rate) == ("adafactor", 1e-3)
+
+
+@each("imported", [False, True])
+def test_the_run_file_of_a_task_fine_tunes_as_t5_does_from_a_run_or_an_import(imported, tmp_path):
+    files = files_of("how-to/train-a-task", tmp_path)
+    (corpus,), (run_file,) = files["corpora"], files["runs"]
+    if imported:
+        run_file.write_text(run_file.read_text().replace("base-c4.yaml]", "base-c4.yaml, start/model.yaml]"))
+    run = load(run_file, ["checkpoint.init_from=start"] * imported, RunConfig)
+    assert named_corpora(run) == {load(corpus, [], CorpusConfig).output}
+    rates = {run.schedule.factor(step, 20_000, 1e-3) * run.optimizer.learning_rate for step in (0, 9_999, 19_999)}
+    assert (run.optimizer.name, rates, run.model.dropout_rate) == ("adafactor", {1e-3}, 0.1)
+    assert [hook.hook for hook in run.evaluation] == ["text_to_text"]
 
 
 def test_the_table_of_models_to_continue_has_settings_that_fit():
