@@ -37,7 +37,7 @@ class Lineage:
         objective: the name of the training objective; None: unknown.
         sources: the sources of the training corpora that still exist.
         sections: the card's sections on the run, in Markdown.
-        starts_from: the last part of the path of the weights that the run started from; None: random weights, or unknown.
+        starts_from: the last part of the path that `checkpoint.init_from` has; None: random weights, or unknown.
     """
 
     name: str | None = None
