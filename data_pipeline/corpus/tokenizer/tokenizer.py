@@ -6,7 +6,6 @@ ever encoded as one of these special tokens or sentinels, even if it spells one.
 """
 
 import hashlib
-import math
 import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
@@ -275,5 +274,5 @@ def as_section(tokenizer: Tokenizer, directory: Path) -> str:
     if isinstance(model, Ids):
         settings["vocab_size"] = model.vocab_size
     settings |= {"special_tokens": [*tokenizer.special_tokens], "sentinels": tokenizer.sentinels}
-    shown = yaml.safe_dump(settings, default_flow_style=True, sort_keys=False, allow_unicode=True, width=math.inf)
+    shown = yaml.safe_dump(settings, default_flow_style=True, sort_keys=False, allow_unicode=True, width=float("inf"))
     return f"tokenizer: {shown.strip()}"
