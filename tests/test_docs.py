@@ -20,6 +20,7 @@ from docs.pictures import loss_curves, objectives, plans, speedrun
 from pretrain import models
 from pretrain.config import RunConfig
 from pretrain.models.flops import Sizes, count_flops
+from tests.support.tables import each
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -109,6 +110,67 @@ def test_a_corpus_file_says_where_the_files_come_from_that_do_not_ship():
             extended += re.findall(r"[\w-]+\.yaml", "".join(re.findall(r"(?m)^extends:.*", own)))
         if any(source.path.startswith("data/") for source in load(path, [], CorpusConfig).sources):
             assert re.search(r"hf download |https?://\S+|docs/\S+\.md|wikiextractor \S+", text), path.name
+
+
+def files_of(name: str, folder: Path) -> dict[str, list[Path]]:
+    """Writes the YAML files that a page shows into `folder`, and the shipped model that start/model.yaml stands for;
+    returns the corpus files and the run files."""
+    (folder / "start").mkdir()
+    (folder / "start/model.yaml").write_bytes((ROOT / "configs/models/t5-v1.1-base.yaml").read_bytes())
+    found: dict[str, list[Path]] = {"corpora": [], "runs": []}
+    for file, content in re.findall(r"```yaml\n# ([\w.-]+\.yaml)[^\n]*\n(.*?)```", page(name), re.DOTALL):
+        (folder / file).write_text(content)
+        found["runs" if file.endswith(".run.yaml") else "corpora"].append(folder / file)
+    return found
+
+
+def named_corpora(run: RunConfig) -> set[str]:
+    return {entry.corpus for entry in (*run.data.train, *run.data.validation)}
+
+
+def test_the_run_files_of_continued_pretraining_train_on_corpora_that_the_page_builds(tmp_path):
+    files = files_of("results/continue-pretraining", tmp_path)
+    assert {kind: len(paths) for kind, paths in files.items()} == {"corpora": 2, "runs": 2}
+    shipped = (ROOT / "configs/corpora").glob("*.yaml")
+    corpora = {path: load(path, [], CorpusConfig) for path in (*files["corpora"], *shipped)}
+    built = {corpus.output for corpus in corpora.values()}
+    assert len({str(corpora[path].tokenizer) for path in files["corpora"]}) == 1
+    for path in files["runs"]:
+        run = load(path, [], RunConfig)
+        assert named_corpora(run) <= built
+        assert (run.optimizer.name, run.optimizer.learning_rate) == ("adafactor", 1e-3)
+
+
+@each("imported", [False, True])
+def test_the_run_file_of_a_task_fine_tunes_as_t5_does_from_a_run_or_an_import(imported, tmp_path):
+    files = files_of("how-to/train-a-task", tmp_path)
+    (corpus,), (run_file,) = files["corpora"], files["runs"]
+    if imported:
+        run_file.write_text(run_file.read_text().replace("base-c4.yaml]", "base-c4.yaml, start/model.yaml]"))
+    run = load(run_file, ["checkpoint.init_from=start"] * imported, RunConfig)
+    assert named_corpora(run) == {load(corpus, [], CorpusConfig).output}
+    rates = {run.schedule.factor(step, 20_000, 1e-3) * run.optimizer.learning_rate for step in (0, 9_999, 19_999)}
+    assert (run.optimizer.name, rates, run.model.dropout_rate) == ("adafactor", {1e-3}, 0.1)
+    assert [hook.hook for hook in run.evaluation] == ["text_to_text"]
+
+
+def test_the_table_of_models_to_continue_has_settings_that_fit():
+    cell = r"`([^`]+)`"
+    table = page("results/continue-pretraining").split("## Other models")[1]
+    rows = re.findall(rf"(?m)^\| ([^`|]+) \| {cell} \| {cell} \| {cell} \| {cell} \|$", table)
+    assert len(rows) == 6
+    for model, tokenizer, objective, corpus_file, run_file in rows:
+        settings = {
+            "extends": [f"configs:{corpus_file}"],
+            "tokenizer": yaml.safe_load(tokenizer),
+            "rows": {"objective": yaml.safe_load(objective)},
+        }
+        corpus = load(settings, [], CorpusConfig)
+        assert corpus.rows.objective.sentinels <= corpus.tokenizer.sentinels, model
+        shapes = {"BART": "bart-base", "T5Gemma, T5Gemma 2": "t5gemma-b"}.get(model, "t5-v1.1-base")
+        imported = models.parse(yaml.safe_load((ROOT / f"configs/models/{shapes}.yaml").read_text())["model"])
+        run = load({"extends": [f"configs:{run_file}"], "model": imported.architecture()}, [], RunConfig)
+        assert run.model.architecture() == imported.architecture(), model
 
 
 def test_the_commands_that_download_text_do(tmp_path):

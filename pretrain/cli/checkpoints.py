@@ -1,7 +1,7 @@
 """Commands that read or write checkpoints: evaluate, export, average, import, adapt."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -89,12 +89,17 @@ def export(
             help="sentence-transformers: also write modules.json, to embed texts with the encoder.",
         ),
     ] = None,
+    dtype: Annotated[
+        Literal["fp32", "bf16"], typer.Option(help="Floating-point type of the weights. bf16: half the size, rounded.")
+    ] = "fp32",
     push_to_hub: Annotated[
         str | None, typer.Option(metavar="NAME", help="Also send it to the Hugging Face Hub, as NAME or OWNER/NAME.")
     ] = None,
     public: Annotated[bool, typer.Option("--public", help="Everybody may read it there. Default: private.")] = False,
 ) -> None:
     """Export a checkpoint to a directory that Hugging Face transformers loads, with a model card."""
+    import torch
+
     from pretrain import export as huggingface
     from pretrain.engine.checkpoint import trained as trained_models
     from pretrain.engine.checkpoint.index import checkpoint_in
@@ -114,6 +119,7 @@ def export(
         out,
         lineage=card.lineage(directory),
         embeds=program is not None,
+        dtype={"fp32": torch.float32, "bf16": torch.bfloat16}[dtype],
     )
     print(f"{out}: {usage}")
     if push_to_hub is not None:
@@ -148,19 +154,27 @@ def average(
     print(f"Next: pretrain evaluate {out}")
 
 
-@commands.command("import", epilog="Example: pretrain import t5-small imported/t5-small")
+@commands.command("import", epilog="Example: pretrain import ./t5-small imported/t5-small")
 def import_(
-    model: Annotated[Path, path_argument("HF_DIR", "A saved transformers model with its tokenizer.")],
+    model: Annotated[
+        Path,
+        path_argument(
+            "HF_DIR", "A saved transformers model with its tokenizer. From the Hub: hf download NAME --local-dir HF_DIR."
+        ),
+    ],
     out: NewDirectory,
 ) -> None:
     """Convert a Hugging Face model to a checkpoint that a run can start from."""
+    from data_pipeline.corpus import tokenizer as tokenizers
     from pretrain import export as huggingface
-    from pretrain.engine.checkpoint import tensors
+    from pretrain.engine.checkpoint import tensors, trained
 
     config = huggingface.import_(model, out)
     print(f"{out}: a {config.family} with {config.vocab_size:,} ids.")
     for name, values in tensors.read_buffers(out).items():
         print(f"{name} is kept: {int(values.count_nonzero()):,} of its numbers aren't 0. Training doesn't change it.")
+    print(f"The run file:    extends: [{out / trained.MODEL}]")
+    print(f"The corpus file: {tokenizers.as_section(tokenizers.load(out), out)}")
     print(f"Next: pretrain train RUN.yaml checkpoint.init_from={out}")
 
 

@@ -37,12 +37,14 @@ class Lineage:
         objective: the name of the training objective; None: unknown.
         sources: the sources of the training corpora that still exist.
         sections: the card's sections on the run, in Markdown.
+        starts_from: the last part of the path that `checkpoint.init_from` has; None: random weights, or unknown.
     """
 
     name: str | None = None
     objective: str | None = None
     sources: Sequence[Mapping[str, Any]] = ()
     sections: Sequence[str] = ()
+    starts_from: str | None = None
 
 
 def lineage(checkpoint: Path) -> Lineage:
@@ -78,7 +80,8 @@ def lineage(checkpoint: Path) -> Lineage:
     if config.data.objective:
         settings["objective"] = config.data.objective.model_dump(mode="json")
     sections.append(f"## Settings\n\n```yaml\n{yaml.safe_dump(masked_values(settings), sort_keys=False)}```")
-    return Lineage(config.run.name, objective, sources, sections)
+    init_from = config.checkpoint.init_from
+    return Lineage(config.run.name, objective, sources, sections, Path(init_from).name if init_from else None)
 
 
 def _training_data(corpus: Corpus, rows: int) -> str:
@@ -104,8 +107,9 @@ def page(lineage: Lineage, config: ModelConfig, hf: HFModel, tokenizer: Tokenize
     parts = [
         f"---\n{metadata.to_yaml()}\n---",
         f"# {lineage.name or config.family}",
-        f"A model of the family `{config.family}` with {meta_model(config).num_parameters():,} parameters, pretrained "
-        "with encdec-pretrain.",
+        f"A model of the family `{config.family}` with {meta_model(config).num_parameters():,} parameters, "
+        f"{'trained' if lineage.starts_from else 'pretrained'} with encdec-pretrain.",
+        *([f"Starts from: `{lineage.starts_from}`."] if lineage.starts_from else []),
         "## How to load it\n\ntransformers 5:",
         _with_ids(tokenizer, config, hf, lineage.objective, arguments)
         if isinstance(tokenizer.model, Ids)

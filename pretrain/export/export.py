@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
+import torch
 from huggingface_hub import save_torch_state_dict
 from torch import Tensor
 
@@ -50,6 +51,7 @@ def export(
     shard_bytes: int = 5_000_000_000,
     lineage: Lineage | None = None,
     embeds: bool = False,
+    dtype: torch.dtype = torch.float32,
 ) -> str:
     """Writes a directory for `from_pretrained(out)`; returns a sentence that says how to load it.
 
@@ -59,6 +61,7 @@ def export(
         shard_bytes: larger weights are split into several files.
         lineage: where the model comes from, for the model card and the tokenizer's mask token.
         embeds: also write the files by which sentence-transformers embeds texts with the encoder.
+        dtype: the floating-point type of the weights that are written.
 
     Raises UserError if weights, config and tokenizer don't fit together.
     """
@@ -72,15 +75,15 @@ def export(
         tokenizer_files.write(tokenizer, hf, lineage.objective, partial)
         if embeds:
             sentence_transformers_files.write(config, partial)
-        write_json(partial / CONFIG, exported.config)
+        write_json(partial / CONFIG, {**exported.config, "dtype": str(dtype).removeprefix("torch.")})
         if exported.generation_config is not None:
             write_json(partial / GENERATION, exported.generation_config)
         for file in hf.code:
             (partial / Path(file).name).write_bytes((MODELLING_FILES / file).read_bytes())
+        tensors = {key: one.to(dtype) for key, one in exported.tensors.items()}
         # save_torch_state_dict refuses a view of a larger tensor, such as a matrix cut to its vocabulary
         whole = {
-            key: one if one.untyped_storage().nbytes() == one.nbytes else one.clone()
-            for key, one in exported.tensors.items()
+            key: one if one.untyped_storage().nbytes() == one.nbytes else one.clone() for key, one in tensors.items()
         }
         save_torch_state_dict(whole, partial, max_shard_size=shard_bytes)  # model.safetensors, or an index and shards
     if isinstance(tokenizer.model, Ids):

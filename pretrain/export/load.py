@@ -36,10 +36,14 @@ from pretrain.models.state_dict_adapter import (
 CONFIG, GENERATION = "config.json", "generation_config.json"
 # Keys of any config.json: quantized weights, weights in another file, layers of different shapes.
 _FIXED: Json = {"quantization_config": None, "transformers_weights": None, "per_layer_config": None, "pruned_heads": {}}
-# Relatives of T5 that our T5 doesn't compute.
+# Relatives of our families, and what the nearest family lacks.
 _LACKING = {
-    "switch_transformers": "layers of experts, between which a router chooses",
-    "longt5": "local and transient-global attention, which LongT5's encoder has",
+    "switch_transformers": "t5 has no layers of experts, between which a router chooses",
+    "longt5": "t5 has no local and transient-global attention, which LongT5's encoder has",
+    "mbart": "bart has no norms before its layers",
+    "m2m_100": "bart has no norms before its layers and no sinusoidal positions",
+    "pegasus": "bart has no norms before its layers and no sinusoidal positions",
+    "marian": "bart has no sinusoidal positions",
 }
 _END_OF_IMAGE = 256_000  # transformers' default in T5Gemma 2
 
@@ -131,7 +135,8 @@ def _load_state(directory: Path) -> tuple[ModelConfig, State, dict[Path, Any]]:
     from."""
     path = directory / CONFIG
     if not path.exists():
-        raise UserError(f"{path}: no such file")
+        way_out = "" if directory.exists() else "; from the Hub: hf download NAME --local-dir DIR"
+        raise UserError(f"{path}: no such file{way_out}")
     saved = read_json(path, Json)
     by_type: dict[str, HFModel] = {}
     for family in FAMILIES:  # families that ship come first: a package's family may be exported as the same model
@@ -141,7 +146,7 @@ def _load_state(directory: Path) -> tuple[ModelConfig, State, dict[Path, Any]]:
     if hf is None:
         name = saved.get("model_type")
         if lacking := _LACKING.get(str(name)):
-            raise UserError(f"{path}: model_type is {name!r}: our t5 has no {lacking}")
+            raise UserError(f"{path}: model_type is {name!r}: our {lacking}")
         raise UserError(f"{path}: model_type is {name!r}, not one of {', '.join(by_type)}{example('families', name)}")
     refuse_others(saved, _FIXED, f"{path}: ")
     stored = weights.read(directory)

@@ -4,6 +4,7 @@ BPE as in GPT-2, and any BPE, WordPiece or WordLevel in a tokenizer.json."""
 from data_pipeline.corpus.tokenizer.tokenizer import (
     Tokenizer,
     TokenizerDescription,
+    as_section,
     in_corpus,
     load,
     meaning_of_ids,
@@ -11,4 +12,4 @@ from data_pipeline.corpus.tokenizer.tokenizer import (
     save,
 )
 
-__all__ = ["Tokenizer", "TokenizerDescription", "in_corpus", "load", "meaning_of_ids", "read", "save"]
+__all__ = ["Tokenizer", "TokenizerDescription", "as_section", "in_corpus", "load", "meaning_of_ids", "read", "save"]

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import yaml
 from pydantic import NonNegativeInt
 
 from data_pipeline.base import arguments
@@ -24,6 +25,7 @@ from data_pipeline.base.json_file import PathBelow, read_json
 from data_pipeline.base.packages import missing
 from data_pipeline.base.store import Store
 from data_pipeline.corpus.tokenizer.config import KINDS
+from data_pipeline.corpus.tokenizer.ids import Ids
 from data_pipeline.corpus.tokenizer.text_model import ROLES, TextModel
 from data_pipeline.text.vocabulary import Vocabulary
 
@@ -260,3 +262,17 @@ def save(tokenizer: Tokenizer, directory: Path) -> None:
     for name, content in tokenizer.model.files.items():
         write_bytes(directory / FOLDER / name, content)
     write_json(directory / _DESCRIPTION, tokenizer.describe())
+
+
+def as_section(tokenizer: Tokenizer, directory: Path) -> str:
+    """The `tokenizer:` section of a corpus file, as YAML in one line, for the tokenizer that `save` wrote into
+    `directory`."""
+    model = tokenizer.model
+    settings: dict[str, Any] = {"kind": model.kind}
+    if "path" in KINDS[model.kind].model_fields:
+        settings["path"] = str(directory / FOLDER)
+    if isinstance(model, Ids):
+        settings["vocab_size"] = model.vocab_size
+    settings |= {"special_tokens": [*tokenizer.special_tokens], "sentinels": tokenizer.sentinels}
+    shown = yaml.safe_dump(settings, default_flow_style=True, sort_keys=False, allow_unicode=True, width=float("inf"))
+    return f"tokenizer: {shown.strip()}"

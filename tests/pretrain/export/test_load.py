@@ -8,10 +8,13 @@ import shutil
 import pytest
 import tokenizers
 import torch
+import yaml
 from safetensors.torch import load_file, save_file
 from sentencepiece import sentencepiece_model_pb2 as protocol
 
+from data_pipeline.base import config_file
 from data_pipeline.base.errors import FailedError, UserError
+from data_pipeline.config import CorpusConfig
 from data_pipeline.corpus.tokenizer import Tokenizer, load, save, tokenizer_json
 from data_pipeline.corpus.tokenizer.sentencepiece import SentencePiece
 from pretrain.engine.checkpoint.trained import TrainedModel
@@ -23,9 +26,9 @@ from pretrain.models.model import shift_right
 from pretrain.models.rotary_hf import GLOBAL, LOCAL
 from pretrain.models.stacks import EncoderDecoder
 from pretrain.models.state_dict_adapter import hf_models
-from tests.conftest import TOP
+from tests.conftest import TOP, write_corpus_file
 from tests.support.exported import in_transformers, randomise
-from tests.support.in_process import refused_here
+from tests.support.in_process import done_here, refused_here
 from tests.support.slow import slow
 from tests.support.small_models import as_at_the_start, logits_of
 from tests.support.tables import each
@@ -174,18 +177,30 @@ def test_outputs_of_an_mt5_are_scaled_if_transformers_4_did_so(version, tied, sc
 
 
 @each(
-    "name, why",
+    "name, lacking",
     [
-        ("switch_transformers", "layers of experts, between which a router chooses"),
-        ("longt5", "local and transient-global attention, which LongT5's encoder has"),
+        ("SwitchTransformers", "t5 has no layers of experts, between which a router chooses"),
+        ("LongT5", "t5 has no local and transient-global attention, which LongT5's encoder has"),
+        ("MBart", "bart has no norms before its layers"),
+        ("M2M100", "bart has no norms before its layers and no sinusoidal positions"),
+        ("Pegasus", "bart has no norms before its layers and no sinusoidal positions"),
+        ("Marian", "bart has no sinusoidal positions"),
     ],
 )
-def test_relatives_of_t5_that_are_not_built_are_refused_by_what_they_lack(name, why, tmp_path):
-    cls = {"switch_transformers": "SwitchTransformersConfig", "longt5": "LongT5Config"}[name]
-    getattr(transformers, cls)(**T5).save_pretrained(tmp_path)
+def test_relatives_that_are_not_built_are_refused_by_what_our_family_lacks(name, lacking, tmp_path):
+    theirs = getattr(transformers, f"{name}Config")()
+    theirs.save_pretrained(tmp_path)
     with pytest.raises(UserError) as refused:
         load_state(tmp_path)
-    assert str(refused.value) == f"{tmp_path}/config.json: model_type is {name!r}: our t5 has no {why}"
+    assert str(refused.value) == f"{tmp_path}/config.json: model_type is {theirs.model_type!r}: our {lacking}"
+
+
+def test_a_name_of_the_hub_is_refused_with_the_command_that_downloads_it(tmp_path):
+    name = tmp_path / "google/flan-t5-base"
+    line = refused_here(2, "pretrain", "import", name, tmp_path / "out")
+    assert line == f"error: {name}/config.json: no such file; from the Hub: hf download NAME --local-dir DIR"
+    with pytest.raises(UserError, match=r"config\.json: no such file$"):
+        load_state(tmp_path)
 
 
 def renamed(*pairs):
@@ -612,6 +627,34 @@ def test_a_spiece_model_has_as_many_sentinels_as_its_config_says(sentinels, spie
     assert (ours.size, ours.sentinels) == (len(theirs), 100 if sentinels is None else sentinels)
     if ours.sentinels:
         assert theirs.convert_tokens_to_ids("<extra_id_0>") == ours.vocabulary.first_sentinel
+
+
+SAVED = {
+    "sentencepiece": lambda spiece: ("T5 v1.0", transformers.T5Tokenizer.from_pretrained(spiece.parent, extra_ids=50)),
+    "bytes": lambda spiece: ("T5 v1.0", transformers.ByT5Tokenizer(extra_ids=7)),
+    "tokenizer_json": lambda spiece: ("BART", transformers.BartTokenizer(vocab=BARTS, merges=[("t", "h")])),
+}
+BARTS = {token: id_ for id_, token in enumerate(["<s>", "<pad>", "</s>", "<unk>", "t", "h", "th", "<mask>"])}
+
+
+@each("kind", SAVED)
+def test_an_import_prints_what_run_and_corpus_files_say(kind, spiece, tmp_path, monkeypatch):
+    """A corpus of the printed section has the imported tokenizer."""
+    monkeypatch.chdir(tmp_path)
+    name, theirs = SAVED[kind](spiece)
+    roles = {f"{role}_token_id": getattr(theirs, f"{role}_token_id") for role in ("pad", "eos", "bos")}
+    start = roles["pad_token_id" if name == "T5 v1.0" else "eos_token_id"]
+    model_of(name, vocab_size=512, **roles, decoder_start_token_id=start).save_pretrained("saved")
+    theirs.save_pretrained("saved")
+    printed = dict(re.findall(r"(tokenizer|extends): (.+)", done_here("pretrain", "import", "saved", "start")))
+    assert yaml.safe_load(printed["extends"]) == ["start/model.yaml"]
+    assert (tmp_path / "start/model.yaml").exists()
+    section = yaml.safe_load(printed["tokenizer"])
+    assert section["kind"] == kind
+    file = write_corpus_file(tmp_path / "corpus.yaml", tokenizer=section)
+    config = config_file.load(file, [], CorpusConfig).tokenizer
+    of_corpus = Tokenizer(config.existing(), config.special_tokens, config.sentinels)
+    assert of_corpus.describe() == load(tmp_path / "start").describe()
 
 
 OWN = 20

@@ -51,3 +51,19 @@ def test_an_import_of_bf16_converts_a_block_at_a_time(file, bart_tokenizer, tmp_
     found = TrainedModel.open(tmp_path / "imported").model.state_dict()
     for name, tensor in model.state_dict().items():
         assert torch.equal(found[name], tensor.bfloat16().float()), name
+
+
+def test_an_export_in_bf16_has_rounded_weights_and_is_imported_again(checkpoint, tmp_path):
+    done_here("pretrain", "export", checkpoint, tmp_path / "fp32")
+    done_here("pretrain", "export", checkpoint, tmp_path / "bf16", "--dtype", "bf16")
+    whole, rounded = (load_file(tmp_path / name / "model.safetensors") for name in ("fp32", "bf16"))
+    assert {one.dtype for one in whole.values()} == {torch.float32}
+    assert whole.keys() == rounded.keys()
+    assert all(torch.equal(rounded[name], one.bfloat16()) for name, one in whole.items())
+    for name, dtype in (("fp32", torch.float32), ("bf16", torch.bfloat16)):
+        saved = json.loads((tmp_path / name / "config.json").read_text())
+        assert saved["dtype"] == str(dtype).removeprefix("torch.")
+        assert transformers.AutoModelForSeq2SeqLM.from_pretrained(tmp_path / name).dtype == dtype
+    import_(tmp_path / "bf16", tmp_path / "imported")
+    found, state = (TrainedModel.open(path).model.state_dict() for path in (tmp_path / "imported", checkpoint))
+    assert all(torch.equal(found[name], one.bfloat16().float()) for name, one in state.items())
