@@ -1,5 +1,7 @@
 """Weights in shards, and weights of another type."""
 
+import json
+
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -8,6 +10,7 @@ from data_pipeline.base.errors import UserError
 from pretrain.engine.checkpoint import tensors
 from pretrain.engine.checkpoint.trained import TrainedModel
 from pretrain.export import export, import_, load_state
+from tests.support.in_process import done_here
 from tests.support.large_tensors import LargeTensors
 from tests.support.small_exports import new_bart
 from tests.support.tables import each
