@@ -68,7 +68,7 @@ def init(
         typer.Option(
             metavar="NAME",
             help="t5, bart, t5gemma, gpt2, …: the model of this family that --hours allow; or a file in "
-            "configs/models. Default: t5gemma2.",
+            "configs/models. Default: t5gemma2; for proteins, their recipe's.",
         ),
     ] = None,
     hours: Annotated[

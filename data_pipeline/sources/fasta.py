@@ -8,16 +8,24 @@ from data_pipeline.sources.format import Beginning, Format
 from data_pipeline.sources.record import Input, ReadStats, Record, TextOptions, decode, numbered_lines, open_text
 
 
+class Options(TextOptions):
+    """The `options` of a source of sequences."""
+
+    upper: bool = False
+    """Change residues to upper case: `acGT` becomes `ACGT`. In a soft-masked genome, repeats are in lower case."""
+
+
 def read(file: Input, stats: ReadStats) -> Iterator[Record]:
-    r"""Every sequence as one text without white space, in its letter case; the ordinal is the sequence's index.
+    r"""Every sequence as one text without white space; the ordinal is the sequence's index.
 
     The title is the header: identifier and description. A record has no URL, since identifiers such as `contig_1` are
-    unique only in their file. Counts `read` and `empty` (a header without residues, dropped). A sequence in another
-    encoding, or with more than `max_record_bytes` residues, is damage. Raises `DamagedInput` if no header comes first.
+    unique only in their file. Letters keep their case, unless `upper` is set. Counts `read` and `empty` (a header
+    without residues, dropped). A sequence in another encoding, or with more than `max_record_bytes` residues, is
+    damage. Raises `DamagedInput` if no header comes first.
 
         b">P1 Some protein\nMKTAY\nIAK*\n"  ->  Record(0, "MKTAYIAK*", title="P1 Some protein")
     """
-    options = TextOptions(**file.options)
+    options = Options(**file.options)
     with open_text(file, options) as stream:
         for ordinal, (position, header, residues) in enumerate(_sequences(file.path, stream, options)):
             stats.counters.read += 1
@@ -28,7 +36,7 @@ def read(file: Input, stats: ReadStats) -> Iterator[Record]:
                 stats.damaged(position, str(error))
             else:
                 if text:
-                    yield Record(ordinal, text, title=title)
+                    yield Record(ordinal, text.upper() if options.upper else text, title=title)
                 else:
                     stats.counters.document("empty", title)
 
@@ -65,7 +73,7 @@ def _why_no_header(line: bytes | None, options: TextOptions) -> str:
 class Fasta(Format):
     """Sequences of residues."""
 
-    options, refuses_others = TextOptions, True
+    options, refuses_others = Options, True
     # headers, each above lines of letters
     beginning = Beginning(rb">[^\n]*\n(?:[A-Za-z*.-]+[ \t\r]*\n)++(?:>|\Z)", "FASTA", also=("text",))
     read = staticmethod(read)

@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import yaml
 
@@ -45,6 +45,29 @@ _SAMPLES = f"{Path(data_pipeline.__file__).with_name('samples')}/"
 _SHIPPED_TEXT = f"{_SAMPLES}c4-train.*.json.gz"
 # by the model's family, the shipped corpus file that the first corpus file extends; of other families, T5's
 _CORPORA = {"bart": "c4-bart", "decoder_only": "c4-causal", "encoder_only": "c4-bert"}
+
+
+class _Recipe(NamedTuple):
+    """What a kind of documents is trained with.
+
+    Attributes:
+        models: the models to choose from, smallest first.
+        corpora: as `_CORPORA`.
+    """
+
+    models: Sequence[str]
+    corpora: dict[str, str]
+
+
+# by the kind of documents (`Tokens.what`); all others have the first of SERIES
+_RECIPES = {
+    "proteins": _Recipe([f"bart-{size}" for size in ("2.4m", "7.9m", "28m", "107m")], {"bart": "proteins-prott5"})
+}
+# by the family of models with muP: Muon's rates, and the steps of which one is warm-up
+_MUON = {
+    "t5gemma2": ({"learning_rate": 0.01, "adamw_learning_rate": 0.02}, 20),  # docs/results/speedrun.md
+    "bart": ({"learning_rate": 0.003, "adamw_learning_rate": 0.003}, 100),  # docs/results/proteins.md
+}
 _LARGEST_VOCABULARY = 32_000
 _BYTES_PER_TOKEN = 4  # English with a vocabulary of a few thousand
 _RATES = {"t5-v1.1-1m": 3e-3, "t5-v1.1-5m": 2e-3, "t5-v1.1-15m": 1e-3}  # small models need larger rates
@@ -98,8 +121,9 @@ def write_first_files(
     """Writes NAME.run.yaml and, unless a finished corpus is given, NAME.corpus.yaml into the current folder.
 
     `text`: a path, glob or URL; None: pages of C4 that ship. `model`: a file of configs/models, or a key of SERIES,
-    whose largest model is taken that this machine can train. `hours`: the maximum duration of training with its
-    evaluations. Returns lines that say what was chosen and why, and the next commands.
+    whose largest model is taken that this machine can train; None: the models of the documents' recipe, else the first
+    of SERIES. `hours`: the maximum duration of training with its evaluations. Returns lines that say what was chosen
+    and why, and the next commands.
 
     Raises UserError, before anything is written, for a wrong name, an unknown model or format, text that no reader can
     read, and a file that exists.
@@ -110,9 +134,11 @@ def write_first_files(
     for path in [run_file] if corpus else [run_file, corpus_file]:
         if path.exists():
             raise UserError(f"{path}: exists already; choose another NAME")
-    data = _finished(corpus.rstrip("/")) if corpus else None
-    names = _models(model, data.objective if data else None)
-    data = data or _from_text(name, text, text_format, sample_by, model_named(names[0]))
+    if corpus:
+        data = _finished(corpus.rstrip("/"))
+        names = _models(model, data.objective)
+    else:
+        data, names = _from_text(name, text, text_format, sample_by, model)
     set_activity("choosing the model and its steps")
     machine, (inputs, targets) = Machine.this(), data.objective.shape
     if isinstance(data.objective, MaskedLM):  # the head computes only the tokens that are predicted
@@ -141,7 +167,7 @@ def write_first_files(
     ]
 
 
-def _models(model: str | None, objective: Objective | None) -> list[str]:
+def _models(model: str | None, objective: Objective | None) -> Sequence[str]:
     """The models to choose from: of a series, or the one that is named; without `model`, of the first series that
     learns the `objective`. Raises UserError for an unknown model, and for one that doesn't learn the objective."""
     learn = [one for one in SERIES if objective is None or _learns(model_named(SERIES[one][0]), objective)]
@@ -176,18 +202,20 @@ def _finished(location: str) -> Corpus:
 
 
 def _from_text(
-    name: str, text: str | None, text_format: str | None, sample_by: SampleBy | None, model: ModelConfig
-) -> Corpus:
-    """The corpus that is built from the files at `text`, for a model of the series. Raises UserError for text that no
-    reader can read."""
+    name: str, text: str | None, text_format: str | None, sample_by: SampleBy | None, model: str | None
+) -> tuple[Corpus, Sequence[str]]:
+    """The corpus that is built from the files at `text`, and the models to choose from. Raises UserError for an unknown
+    `model`, and for text that no reader can read."""
     formats = [name for name, known in FORMATS.items() if not known.pairs]  # pairs need another objective
     if text_format not in (None, *formats):
         raise UserError(f"--format: {text_format!r}; expected one of {', '.join(formats)}")
-    extended = f"configs:corpora/{_CORPORA.get(model.family, 'c4-published')}.yaml"
-    shipped = load(paths.config(extended), [], CorpusConfig)
     try:
         source, files, lines = source_of(text or _SHIPPED_TEXT, text_format, sample_by)
         sample = sample_of(source, files)
+        if source.format == "fasta" and sample.has_both_cases:
+            source = source.model_copy(update={"options": {"upper": True}})
+            sample = sample_of(source, files)
+            lines.append("letter case: upper and lower; residues are read in upper case (sources.0.options.upper)")
         tokens = tokens_of(source, files, sample.texts, _LARGEST_VOCABULARY)
         held_out = sample.held_out()
     except StoreError:
@@ -195,8 +223,14 @@ def _from_text(
     except UserError as error:
         reason = str(error).removeprefix("file://")
         raise UserError(reason if reason.startswith("--") else f"--text: {reason}") from None
+    recipe = _RECIPES.get(tokens.what) if tokens else None
+    names = recipe.models if recipe and model is None else _models(model, None)
+    config = model_named(names[0])
+    corpora = _CORPORA | (recipe.corpora if recipe else {})
+    extended = f"configs:corpora/{corpora.get(config.family, 'c4-published')}.yaml"
+    shipped = load(paths.config(extended), [], CorpusConfig)
     lines = [*lines, *sample.shown(), *(tokens.shown(sample.cut_at) if tokens else [])]
-    objective = _fitted(shipped.rows.objective, model.longest_sequence, tokens)
+    objective = _fitted(shipped.rows.objective, config.longest_sequence, tokens)
     tokenizer: dict[str, Any] = {"sentinels": max(shipped.tokenizer.sentinels, objective.sentinels)}
     rows: dict[str, Any] = {} if shipped.rows.objective == objective else {"objective": objective.model_dump()}
     if tokens:
@@ -228,35 +262,36 @@ def _from_text(
     if tokens is None:
         rows_of_text = sample.bytes / _BYTES_PER_TOKEN / objective.raw_length
         vocabulary = sample.vocabulary(_LARGEST_VOCABULARY) + sentinels
-        return Corpus(location, objective, rows_of_text, vocabulary, 0, 1, settings, lines)
+        return Corpus(location, objective, rows_of_text, vocabulary, 0, 1, settings, lines), names
     known = Tokenizer(tokens.model, shipped.tokenizer.special_tokens, sentinels).vocabulary
     if problems := objective.problems(known):
         raise UserError(f"--model: {objective.name}: {problems[0]}, for {tokens.what}")
     rows_of_text = sample.documents * (1.0 if tokens.is_row else tokens.lengths.mean() / objective.raw_length)
-    return Corpus(location, objective, rows_of_text, known.size, known.pad, known.eos, settings, lines)
+    found = Corpus(location, objective, rows_of_text, known.size, known.pad, known.eos, settings, lines)
+    return found, names
 
 
 def _fitted(objective: Objective, longest: int | None, tokens: Tokens | None) -> Objective:
     """`objective`, with rows of at most `longest` tokens; of what is no prose, with rows that take a document, and
     without what needs sentences."""
-    if longest and max(objective.shape) > longest:
-        objective = type(objective).model_validate({**objective.model_dump(), "length": longest})
     if tokens and isinstance(objective, Denoising):
         objective = objective.model_copy(update={"permute_sentence_ratio": 0.0})
-    if not tokens or not tokens.is_row:
-        return objective
-    lengths = range(tokens.row, tokens.row + 8)
-    return next(filter(None, map(objective.for_rows_of, lengths)), objective)
+    if tokens and tokens.is_row:
+        lengths = range(tokens.row, tokens.row + 8)
+        objective = next(filter(None, map(objective.for_rows_of, lengths)), objective)
+    if longest and max(objective.shape) > longest:
+        objective = type(objective).model_validate({**objective.model_dump(), "length": longest})
+    return objective
 
 
 def _run_settings(name: str, data: Corpus, run: FirstRun, machine: Machine) -> dict[str, Any]:
     """The keys of a run file."""
     config, steps = run.config, run.steps
     of_data: dict[str, Any] = {"train": [{"corpus": data.location}], "validation": [{"corpus": data.location}]}
-    if config.mup:  # the speedrun's recipe (docs/results/speedrun.md), whose rates muP transfers to other widths
-        rates = {"learning_rate": 0.01, "adamw_learning_rate": 0.02}
+    if config.mup:  # which transfers the rates to other widths
+        rates, of_warmup = _MUON[config.family]
         optimizer: dict[str, Any] = {"name": "muon", **rates, "newton_schulz_dtype": machine.precision}
-        schedule: dict[str, Any] = {"name": "linear", "warmup_steps": steps // 20, "final_learning_rate": 0.0}
+        schedule: dict[str, Any] = {"name": "linear", "warmup_steps": steps // of_warmup, "final_learning_rate": 0.0}
         long_spans = _LONG_SPANS.for_rows_of(data.objective.raw_length)
         if data.settings and data.objective.name == "span_corruption" and long_spans:
             of_data["curriculum"] = [{"until_step": max(1, 2 * steps // 3), "objective": long_spans.model_dump()}]

@@ -50,6 +50,12 @@ class Sample:
     documents: int
     cut_at: int = 0
 
+    @property
+    def has_both_cases(self) -> bool:
+        """Whether the texts have letters in lower case and letters in upper case."""
+        letters = b"".join(self.texts)
+        return letters != letters.upper() and letters != letters.lower()
+
     def shown(self) -> list[str]:
         """Lines with the beginnings of the first texts."""
         texts = [text.decode(errors="ignore") for text in self.texts[:_SHOWN]]  # a sampled text may end in a character

@@ -224,8 +224,9 @@ HEADED = [Record(0, "MKTAYIAKq*", title=HEADER), Record(2, "MKV-x.", title="P3  
         ("pairs", {}, b"\n\n a\tb\n", [Record(2, " a", target="b")], {"read": 1}, []),
         ("pairs", {}, b"\t\na\tb\n", [Record(1, "a", target="b")], {"read": 2, "empty_input": 1}, []),
         ("wikiextractor", {}, b"\n" + doc("A", "Text."), [Record(0, "Text.", "u", "A")], {"read": 1}, []),
-        # sequences: line breaks and white space go, letter case stays; one without residues is dropped
+        # sequences: line breaks and white space go, letter case stays by default; one without residues is dropped
         ("fasta", {}, PROTEINS, HEADED, {"read": 3, "empty": 1}, []),
+        ("fasta", {"upper": True}, b">x\nacGT", [Record(0, "ACGT", title="x")], {"read": 1}, []),
         ("fasta", {}, b">only a header", [], {"read": 1, "empty": 1}, []),
         # the cap is for the residues of a sequence, in one line or in several
         *(

@@ -1,16 +1,30 @@
-"""Sequences are drawn by the probabilities of a profile; masked residues are compared with counts."""
+"""Sequences are drawn by the probabilities of a profile; masked residues are compared with counts; the page's files
+and lines for own sequences work."""
 
 import json
+import re
 from collections import Counter
+from pathlib import Path
 from random import Random
+from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
+from data_pipeline.base.config_file import load
 from data_pipeline.base.errors import UserError
+from data_pipeline.config import CorpusConfig
+from data_pipeline.corpus.tokenizer import Tokenizer
+from data_pipeline.corpus.tokenizer.symbols import Symbols
 from examples.recipes.masked_spans import Masked
 from examples.recipes.proteins import RESIDUES, Neighbours, Profile, drawn, write_data
+from pretrain.config import RunConfig
+from pretrain.export import export
+from tests.support.exported import randomise
+from tests.support.small_models import as_at_the_start
 
+PAGE = (Path(__file__).parents[3] / "docs/results/proteins.md").read_text(encoding="utf-8")
 STRAIGHT = [1, 0, 0, 1, 0, 1, 0]  # from match to match, and from an insertion or a deletion back
 
 
@@ -72,3 +86,33 @@ def test_the_residue_between_two_others_is_the_most_frequent_there():
     assert neighbours.around(Masked("M", "?", "TT")) == "K"
     assert neighbours.around(Masked("", "?", "KTA")) == "M"
     assert neighbours.around(Masked("W", "?", "W")) == "K"  # never seen: the most frequent of all
+
+
+def test_the_files_for_own_sequences_load_and_fit_each_other(tmp_path):
+    for block, name in re.findall(r"```yaml\n(# (\S+)\n.*?)```", PAGE, re.DOTALL):
+        (tmp_path / name).write_text(block)
+    corpus = load(tmp_path / "mine.corpus.yaml", [], CorpusConfig)
+    run = load(tmp_path / "mine.run.yaml", [], RunConfig)
+    (source,) = corpus.sources
+    assert (source.path, source.split, corpus.split.validation_fraction) == ("mine.fasta", None, 0.01)
+    assert run.data.train[0].corpus == run.data.validation[0].corpus == corpus.output
+    assert corpus.rows.objective.raw_length == 512
+    assert run.model.longest_sequence == max(corpus.rows.objective.shape)
+    assert run.model.widening == 4
+
+
+def test_vectors_of_residues_are_the_encoders_states_without_bos_and_eos(tmp_path, monkeypatch):
+    """By the lines of the page, from an export, beside this project's encoder."""
+    tokenizer = Tokenizer(Symbols(".", RESIDUES), ["<mask>", "<s>"])
+    model = randomise(as_at_the_start("bart", vocab_size=tokenizer.size, pad_id=0, eos_id=1))
+    export(model.state_dict(), model.config, tokenizer, tmp_path / "exports/mine")
+    monkeypatch.chdir(tmp_path)
+    (lines,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+    found: dict[str, Any] = {}
+    exec(lines, found)
+    for sequence, vectors, mean in zip(["MKTAYIAKQR", "GDSGG"], found["residues"], found["means"], strict=True):
+        ids = torch.tensor([[tokenizer.vocabulary.bos, *tokenizer.encode([sequence])[0], tokenizer.vocabulary.eos]])
+        with torch.no_grad():
+            expected = model.encode(ids, torch.ones_like(ids))[0, 1:-1]
+        torch.testing.assert_close(vectors, expected, rtol=0, atol=1e-4)
+        torch.testing.assert_close(mean, expected.mean(dim=0), rtol=0, atol=1e-4)

@@ -35,6 +35,7 @@ from tests.support.in_process import done_here, refused_here, run_here
 from tests.support.tables import each
 
 SAMPLES = Path(data_pipeline.__file__).with_name("samples")
+CONFIGS = Path(__file__).parents[3] / "configs"
 RECIPES = Path(__file__).parents[3] / "docs/results"
 INF = float("inf")
 SIZES = SERIES["t5gemma2"]
@@ -447,13 +448,40 @@ def test_sequences_that_are_longer_than_a_row_are_counted():
     corpus, _, printed = first_files("--text", "a.fa")
     assert corpus.rows.objective.raw_length == 1024
     assert "longer than a row: 20 of 40, which become several rows" in printed
-    line = refused_here(2, "launch", "init", "b", "--text", "a.fa", "--model", "bart")
+    done_here("launch", "init", "b", "--text", "a.fa", "--model", "bart")
+    assert load("b.corpus.yaml", [], CorpusConfig).rows.objective.length == 1024  # the positions of bart-base
+    line = refused_here(2, "launch", "init", "c", "--text", write_found("nucleotides"), "--model", "bart")
     assert "--model: denoising: needs tokens that begin a word" in line
 
 
-def test_what_init_writes_for_lists_of_integers_builds_and_trains():
-    _, run, _ = first_files("--text", write_found("column"), "--model", "bart")
-    assert (run.model.pad_id, run.model.eos_id) == (512, 513)
+def test_proteins_are_trained_as_in_their_recipe():
+    """With rows that take the longest sequence, 109 residues; a hundredth of the steps is warm-up."""
+    corpus, run, _ = first_files("--text", write_found("proteins"))
+    of_corpus = load(CONFIGS / "corpora/proteins-prott5.yaml", [], CorpusConfig)
+    of_run = load(CONFIGS / "runs/proteins-prott5.yaml", [], RunConfig)
+    assert corpus.rows.objective.model_dump() == {**of_corpus.rows.objective.model_dump(), "length": 114}
+    assert corpus.tokenizer.model_dump() == of_corpus.tokenizer.model_dump()
+    others = {"max_positions", "mup"}
+    assert run.model.model_dump(exclude=others) == of_run.model.model_dump(exclude=others)
+    assert run.model.widening == 1
+    assert run.optimizer.model_dump() == of_run.optimizer.model_dump()
+    assert (run.schedule.name, run.schedule.warmup_steps) == ("linear", run.run.max_steps // 100)
+    assert run.data.curriculum == []
+
+
+@each("letters, options", [("ACGTacgtn", {"upper": True}), ("ACGTN", {}), ("acgtn", {})])
+def test_sequences_in_both_cases_are_read_in_upper_case(letters, options):
+    Path("a.fa").write_text("".join(f">{number}\n{one}\n" for number, one in enumerate(sequences(letters, 90))))
+    corpus, _, printed = first_files("--text", "a.fa")
+    assert corpus.sources[0].options == options
+    assert ("letter case: upper and lower; residues are read in upper case" in printed) == bool(options)
+    assert "found: nucleotides; tokens: 5 symbols" in printed
+
+
+@each("what, options, ids", [("column", ["--model", "bart"], (512, 513)), ("proteins", [], (0, 1))])
+def test_what_init_writes_for_no_prose_builds_and_trains(what, options, ids):
+    _, run, _ = first_files("--text", write_found(what), *options)
+    assert (run.model.pad_id, run.model.eos_id) == ids
     done_here("data-pipeline", "build", "first.corpus.yaml")
     assert prepare(run, World.on_this_node()).warnings == []
 

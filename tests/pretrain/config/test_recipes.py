@@ -147,9 +147,9 @@ def test_a_preset_has_the_size_that_is_published_and_named(preset):
     assert not preset.startswith("transformer-") or config.label_smoothing == 0.1  # Vaswani et al., section 5.4
     if preset in WINDOWS:
         assert (config.sliding_window, config.rope_factor) == (WINDOWS[preset], 8.0)
-    if millions := re.fullmatch(r"t5(?:-v1.1|gemma2)-([\d.]+)m", preset):
+    if millions := re.fullmatch(r"(?:t5-v1.1|t5gemma2|bart)-([\d.]+)m", preset):
         assert parameters == pytest.approx(float(millions[1]) * 1e6, rel=0.06)
 
 
 def test_every_published_size_ships():
-    assert len(PRESETS) == 46
+    assert len(PRESETS) == 50
