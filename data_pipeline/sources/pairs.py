@@ -1,4 +1,4 @@
-r"""Text-to-text pairs: lines of input, tab, target, JSON Lines with `inputs` and `targets`, or tables with such columns.
+"""Text-to-text pairs: lines of input, tab, target, JSON Lines with `inputs` and `targets`, or tables with such columns.
 
 For evaluation, `targets` may be a list of right answers, and `choices` a list of answers to choose from. Training uses
 the first of `targets`.
