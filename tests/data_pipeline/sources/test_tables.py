@@ -389,6 +389,7 @@ QUESTIONS = [
     {"of": {"text": []}, "question": "Who?", "passage": "I.", "labels": []},
     {"of": {"text": ["{passage}"]}, "question": "{passage}", "passage": "No template.", "labels": ["c"]},
 ]
+EMPTY = ("empty_input", "empty_target")
 HOUSES = [{"inputs": "a house", "targets": "ein Haus"}, {"inputs": " ", "targets": "x"}, {"inputs": "y", "targets": ""}]
 
 
@@ -396,7 +397,7 @@ HOUSES = [{"inputs": "a house", "targets": "ein Haus"}, {"inputs": " ", "targets
 @each(
     "rows, options, first, counters",
     [
-        (HOUSES, {"prefix": "en: "}, Record(0, "en: a house", target="ein Haus"), {"empty_input": 1, "empty_target": 1}),
+        (HOUSES, {"prefix": "en: "}, Record(0, "en: a house", target="ein Haus"), dict.fromkeys(EMPTY, 1)),
         *(
             (
                 *(QUESTIONS, {"inputs": inputs, "targets": "of.text", "choices": "labels"}),
@@ -445,7 +446,7 @@ def test_a_pair_with_a_string_that_is_not_utf8_is_damage(tmp_path, kind):
         ({"targets": "answer"}, "no column 'answer' for the targets; "),
         ({"choices": "options"}, "no column 'options' for the choices; "),
         ({"inputs": "labels"}, r"column 'labels' is list<.*>, expected strings$"),
-        ({"targets": "of"}, r"expected strings or lists of strings; name a field of it .* {targets: NAME}, of of\.text"),
+        ({"targets": "of"}, r"strings or lists of strings; name a field of it .* {targets: NAME}, of of\.text"),
         ({"choices": "question"}, "column 'question' is string, expected lists of strings"),
     ],
 )
