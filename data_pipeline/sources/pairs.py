@@ -19,6 +19,7 @@ from data_pipeline.sources.jsonl import is_alone, json_object, string, strings, 
 from data_pipeline.sources.record import Input, ReadStats, Record, TextOptions, first_character, open_text, parsed_lines
 
 _FIELD = re.compile(r"\{([^{}]+)\}")  # of a template
+_Pairs = Iterator[tuple[int, dict[str, Any]]]  # (ordinal, fields of a record)
 
 
 class Options(TextOptions):
@@ -56,9 +57,6 @@ def read(file: Input, stats: ReadStats) -> Iterator[Record]:
             stats.counters.document("empty_target", pair["text"])
         else:
             yield Record(ordinal, **{**pair, "text": options.prefix + pair["text"]})
-
-
-_Pairs = Iterator[tuple[int, dict[str, Any]]]  # (ordinal, fields of a record)
 
 
 def _lines(file: Input, stats: ReadStats, options: Options) -> _Pairs:
@@ -124,7 +122,7 @@ def _of_object(options: Options, alone: Callable[[], bool], line: str) -> dict[s
     keys |= {} if has_list else {"targets": options.targets}
     found = strings(pair, keys, alone())
     text = _filled(options.inputs, partial(string, pair))
-    targets = _strings(pair, options.targets) if has_list else found["targets"]
+    targets: str | list[str] = _strings(pair, options.targets) if has_list else found["targets"]
     has_choices = value_at(pair, options.choices) is not None
     return _pair(text, targets, _strings(pair, options.choices) if has_choices else [])
 

@@ -464,7 +464,7 @@ def test_the_head_of_a_table_of_pairs_is_a_table_of_pairs(tmp_path, kind):
         head = formats.FORMATS["pairs"].head(file, 50_000)
     kept, stats = read_bytes("pairs", tmp_path / "b", head)
     assert [record.text for record in kept] == [row["inputs"] for row in rows[: len(kept)]]
-    assert 100 < len(kept) < 2000
+    assert len(kept) > 50
     assert stats.damage == []
 
 
