@@ -15,6 +15,7 @@ from pretrain.evaluate.generation.allowed import AllowedOutputs
 from pretrain.evaluate.generation.output_file import read_answers, write_answers
 from pretrain.evaluate.generation.settings import GenerationSettings, checked
 from pretrain.evaluate.generation.texts import Answer, Answers, bos_of
+from pretrain.export.card import Lineage
 from pretrain.export.load import CONFIG
 from pretrain.hardware import tell_of_spinning
 from pretrain.models.layers import SkipInit
@@ -86,6 +87,17 @@ class PretrainedModel(nn.Module):
             return read_answers(path, answers)
         finally:
             self.train(training)
+
+    def export(self, directory: str | Path, /) -> None:
+        """Writes the model and its tokenizer to `directory` for transformers' `from_pretrained`, and for `load`.
+
+        The model is whole in this process: neither sharded nor wrapped. `directory` must be new or empty. Raises
+        UserError if it isn't, and for a model that transformers lacks.
+        """
+        state = {name: one.float().cpu() for name, one in self.model.state_dict().items()}
+        of_objective = Lineage(objective=self.objective)
+        path = arguments.local_path(directory)
+        export.export(state, self.model.config, self.tokenizer, path, lineage=of_objective)
 
 
 def answers_of(

@@ -61,6 +61,11 @@ def test_the_sizes_of_the_quickstart():
     assert re.search(rf"rows of {corpus.rows.objective.raw_length}\s+tokens", first_run)
 
 
+def test_the_torch_for_older_drivers_has_the_tested_version():
+    (version,) = re.findall(r"(?m)^torch==(\S+)$", (ROOT / "constraints.txt").read_text(encoding="utf-8"))
+    assert f"pip install torch=={version}+cu126 " in page("how-to/install")
+
+
 def test_the_commands_of_the_readme_fit_a_terminal():
     assert [line for line in README.splitlines() if line.startswith("    ") and len(line) > 78] == []
 

@@ -216,6 +216,8 @@ def train_in_other_loops(folder: Path) -> None:
     found = {"corpus": data_pipeline.open("corpus"), "islice": islice, "pretrain": pretrain}
     exec(examples_of("Other training loops"), found)
     assert found["losses"] == 3 * expected
+    exported = pretrain.load("exported")[0].state_dict()
+    assert all(torch.equal(tensor, exported[name]) for name, tensor in found["model"].state_dict().items())
 
 
 @each("error", [RuntimeError("boom"), KeyboardInterrupt(), data_pipeline.FailedError("disk: full")])

@@ -24,6 +24,18 @@ def untrained(corpus: data_pipeline.Corpus) -> pretrain.PretrainedModel:
     return pretrain.PretrainedModel(TrainedModel(model, corpus.tokenizer))
 
 
+def test_an_exported_model_has_the_losses_of_the_model(small_corpus, tmp_path):
+    corpus = data_pipeline.open(small_corpus)
+    model, batch = untrained(corpus).eval(), next(iter(corpus.loader("train", 4, seed=1)))
+    model.export(tmp_path / "exported")
+    again, tokenizer = pretrain.load(tmp_path / "exported")
+    assert torch.equal(model(**batch)["labels"], again(**batch)["labels"])
+    text = "The <extra_id_0> is red."
+    assert tokenizer.encode_with_sentinels(text) == corpus.tokenizer.encode_with_sentinels(text)
+    with pytest.raises(data_pipeline.UserError, match="exported: exists already; choose another directory"):
+        model.export(tmp_path / "exported")
+
+
 def test_a_tilde_in_a_path_is_the_home_directory(small_corpus, tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     (tmp_path / "run").mkdir()

@@ -180,7 +180,7 @@ def string(record: dict[str, object], name: str, required: bool = True) -> str:
 
     {"meta": {"url": "https://a.org/"}}, "meta.url"  ->  "https://a.org/"
     """
-    value = _value(record, name)
+    value = value_at(record, name)
     if value is None and not required:
         return ""
     if not isinstance(value, str):
@@ -191,12 +191,12 @@ def string(record: dict[str, object], name: str, required: bool = True) -> str:
 
 def ids_of(record: dict[str, object], name: str) -> str:
     """The list of integers under `name`, as text. Raises ValueError if there is none."""
-    if (value := _value(record, name)) is None:
+    if (value := value_at(record, name)) is None:
         raise ValueError(f'no list of integers under the key "{name}"')
     return text_of_ids(value)
 
 
-def _value(record: dict[str, object], name: str) -> Any:
+def value_at(record: dict[str, object], name: str) -> Any:
     """The value under `name`; None if it is absent."""
     value: Any = record
     for key in [name] if name in record else name.split("."):

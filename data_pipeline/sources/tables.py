@@ -1,11 +1,12 @@
-"""Tables with a column of text: Parquet, and Arrow as IPC streams (`datasets.save_to_disk`) or IPC files (Feather)."""
+"""Tables with columns of text: Parquet, and Arrow as IPC streams (`datasets.save_to_disk`) or IPC files (Feather)."""
 
 import io
 import itertools
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from datetime import datetime
 from functools import partial
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, BinaryIO, ClassVar, NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -20,6 +21,7 @@ from data_pipeline.sources.record import FieldNames, IdsOption, Input, ReadStats
 _UNREADABLE = (pa.ArrowException, OSError, UnicodeDecodeError)  # UnicodeDecodeError: in the names of columns
 _PARQUET, _IPC_FILE = b"PAR1", b"ARROW1"  # how the files begin; an IPC stream doesn't
 _BYTES = {pa.string(): pa.binary(), pa.large_string(): pa.large_binary(), pa.string_view(): pa.binary_view()}
+_HEAD = 8  # bytes by which a table is known
 _END_OF_STREAM = b"\xff\xff\xff\xff\0\0\0\0"
 _ROWS = 1024  # of a Parquet file, per batch
 _BUFFER = 1 << 20
@@ -30,21 +32,19 @@ class Columns(FieldNames):
     """Names of the columns. All but `text` may be absent, unless the config names them. In Parquet and Arrow,
     "translation.en" is the field `en` of the structs in the column `translation`."""
 
-    def present(self, path: str, names: list[str]) -> dict[str, str]:
-        """The column of each field, of the columns `names`.
+    def present(self, path: str, names: Sequence[str]) -> dict[str, str]:
+        """The column of each field, of the columns `names`. Raises what `present` raises."""
+        return present(path, names, self.wanted, self.required)
 
-        Raises UserError if the column of `text`, or one that the config names, is missing or there twice.
-        """
-        columns = {}
-        for field in FieldNames.model_fields:
-            name = getattr(self, field)
-            if (count := names.count(name)) == 1:
-                columns[field] = name
-            elif field == "text" or (field in self.model_fields_set and name):
-                found = f"{count} columns" if count else "no column"
-                way_out = f"name one of them in options: {{{field}: NAME}}"
-                raise UserError(f"{path}: {found} {name!r} for the {field}; there are {', '.join(names)}; {way_out}")
-        return columns
+    @property
+    def wanted(self) -> dict[str, str]:
+        """The name of the column of each field."""
+        return {field: getattr(self, field) for field in FieldNames.model_fields}
+
+    @property
+    def required(self) -> set[str]:
+        """The fields whose column must be there."""
+        return {"text"} | {field for field, name in self.wanted.items() if field in self.model_fields_set and name}
 
 
 class Options(Columns, IdsOption):
@@ -60,7 +60,8 @@ class _Lost(NamedTuple):
 
 
 _Rows = Sequence[tuple] | _Lost
-_Path = tuple[str, ...]  # of a column, or of a field of its structs: ("translation", "en")
+ColumnPath = tuple[str, ...]
+"""The names that lead to a column, or to a field of its structs: ("translation", "en")."""
 
 
 def read(kind: "type[ParquetTable] | type[ArrowTable]", file: Input, stats: ReadStats) -> Iterator[Record]:
@@ -78,24 +79,41 @@ def read(kind: "type[ParquetTable] | type[ArrowTable]", file: Input, stats: Read
 
         text: "Hello.", url: "https://a.org/"  ->  Record(0, "Hello.", "https://a.org/")
     """
+    options = Options(**file.options)
+    for ordinal, row in rows(kind, file, stats, partial(_columns, file.path, options)):
+        if record := _record(ordinal, row, stats):
+            yield record
+
+
+def rows(
+    kind: "type[ParquetTable] | type[ArrowTable]",
+    file: Input,
+    stats: ReadStats,
+    columns_of: Callable[[pa.Schema], dict[str, ColumnPath]],
+) -> Iterator[tuple[int, dict[str, Any]]]:
+    """(ordinal, values by field) of every row that can be read; texts are bytes. `columns_of` has the column of each
+    field in a schema.
+
+    Counts `read`, and notes damage, as `read` says. Raises what `read` and `columns_of` raise.
+    """
     ordinal = 0
     with open_file(file.path, file.checksum, copied=not file.is_sample) as source:
         try:
             table = kind(source, advancing(file.checksum))
-            columns = _columns(file.path, table.schema, Options(**file.options))
+            found = columns_of(table.schema)
         except _UNREADABLE as error:
             raise DamagedInput(file.path, kind.head, one_line(error)) from None
         try:
-            for rows in table.rows(list(columns.values())):
-                if isinstance(rows, _Lost):
-                    where = f"rows {ordinal} to {ordinal + rows.rows - 1}, {rows.where}"
-                    stats.damaged(where, rows.reason, rows.rows)
-                    stats.counters.read += rows.rows
-                    ordinal += rows.rows
+            for batch in table.rows(list(found.values())):
+                if isinstance(batch, _Lost):
+                    where = f"rows {ordinal} to {ordinal + batch.rows - 1}, {batch.where}"
+                    stats.damaged(where, batch.reason, batch.rows)
+                    stats.counters.read += batch.rows
+                    ordinal += batch.rows
                     continue
-                for row in rows:
-                    if record := _record(ordinal, dict(zip(columns, row, strict=True)), stats):
-                        yield record
+                for row in batch:
+                    stats.counters.read += 1
+                    yield ordinal, dict(zip(found, row, strict=True))
                     ordinal += 1
         except _UNREADABLE as error:
             raise DamagedInput(file.path, f"row {ordinal}", one_line(error)) from None
@@ -122,7 +140,7 @@ class ParquetTable:
         self.schema = self._file.schema_arrow
         self._bytes = source.seek(0, 2)
 
-    def rows(self, columns: list[_Path]) -> Iterator[_Rows]:
+    def rows(self, columns: list[ColumnPath]) -> Iterator[_Rows]:
         names = [*dict.fromkeys(".".join(path) for path in columns)]
         for group in range(self._file.num_row_groups):
             described = self._file.metadata.row_group(group)
@@ -153,7 +171,7 @@ class ArrowTable:
         self._reader = pa.ipc.open_file(source) if self._is_file else pa.ipc.open_stream(source)
         self.schema = self._reader.schema
 
-    def rows(self, columns: list[_Path]) -> Iterator[_Rows]:
+    def rows(self, columns: list[ColumnPath]) -> Iterator[_Rows]:
         for batch in self.batches():
             yield _values(batch, columns)
 
@@ -172,10 +190,10 @@ class ArrowTable:
             raise pa.ArrowInvalid("the stream ends without its end-of-stream marker; the file may be cut off")
 
 
-def _fields(schema: pa.Schema) -> list[tuple[str, _Path, pa.DataType]]:
+def _fields(schema: pa.Schema) -> list[tuple[str, ColumnPath, pa.DataType]]:
     """(name, path, type) of each column, and of each field of structs whose name isn't that of a column."""
 
-    def below(above: _Path, field: pa.Field) -> Iterator[tuple[str, _Path, pa.DataType]]:
+    def below(above: ColumnPath, field: pa.Field) -> Iterator[tuple[str, ColumnPath, pa.DataType]]:
         path = (*above, field.name)
         yield ".".join(path), path, field.type
         if pa.types.is_struct(field.type):
@@ -186,38 +204,92 @@ def _fields(schema: pa.Schema) -> list[tuple[str, _Path, pa.DataType]]:
     return [one for one in found if len(one[1]) == 1 or one[0] not in schema.names]
 
 
-def _columns(path: str, schema: pa.Schema, options: Options) -> dict[str, _Path]:
-    """The column of each field. Raises UserError for a column that doesn't exist or has other values."""
-    fields = _fields(schema)
-    types = {name: kind for name, _, kind in fields}
-    names = options.model_copy(update={"text": options.ids}) if options.ids else options
-    columns = names.present(path, [name for name, _, _ in fields])
-    for field, name in list(columns.items()):
-        kind = types[name]
-        if field == "text" and options.ids:
-            if not _has_ids(kind):
-                raise UserError(f"{path}: column {name!r} is {kind}, expected lists of integers")
-            continue
-        kind = kind.value_type if pa.types.is_dictionary(kind) else kind
-        is_time = field == "timestamp" and pa.types.is_temporal(kind)
-        is_text = pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)
-        if is_text or is_time:
-            continue
-        if field == "text" or field in options.model_fields_set:
-            inside = first_few([one for one in types if one.startswith(f"{name}.")], _SHOWN)
-            way_out = f"; name a field of it in options: {{{field}: NAME}}, of {inside}" if inside else ""
-            raise UserError(f"{path}: column {name!r} is {kind}, expected strings{way_out}")
-        del columns[field]
-    paths = {name: path for name, path, _ in fields}
-    return {field: paths[name] for field, name in columns.items()}
+def present(path: str, names: Sequence[str], wanted: Mapping[str, str], required: Collection[str]) -> dict[str, str]:
+    """The column of each field of `wanted`, of the columns `names`.
+
+    Raises UserError if the column of a field in `required` is missing or there twice.
+    """
+    found = {}
+    for field, name in wanted.items():
+        if (count := names.count(name)) == 1:
+            found[field] = name
+        elif field in required:
+            number = f"{count} columns" if count else "no column"
+            way_out = f"name one of them in options: {{{field}: NAME}}"
+            raise UserError(f"{path}: {number} {name!r} for the {field}; there are {', '.join(names)}; {way_out}")
+    return found
+
+
+class Values(NamedTuple):
+    """Values of columns: what messages call them, and whether a type of columns has them."""
+
+    description: str
+    are_of: Callable[[pa.DataType], bool]
+
+
+def _values_of(kind: pa.DataType) -> pa.DataType:
+    """The type of the values, also in a dictionary."""
+    return kind.value_type if pa.types.is_dictionary(kind) else kind
+
+
+def _has_strings(kind: pa.DataType) -> bool:
+    return _values_of(kind) in _BYTES
+
+
+def _is_list(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind))
 
 
 def _has_ids(kind: pa.DataType) -> bool:
-    is_list = pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
-    return bool(is_list and pa.types.is_integer(kind.value_type))
+    return _is_list(kind) and bool(pa.types.is_integer(kind.value_type))
 
 
-def _values(batch: pa.RecordBatch, columns: list[_Path]) -> list[tuple]:
+def _has_lists_of_strings(kind: pa.DataType) -> bool:
+    return _is_list(kind) and kind.value_type in _BYTES
+
+
+_STRINGS = Values("strings", _has_strings)
+_STRINGS_OR_TIMES = Values("strings", lambda kind: _has_strings(kind) or bool(pa.types.is_temporal(_values_of(kind))))
+_IDS = Values("lists of integers", _has_ids)
+LISTS_OF_STRINGS = Values("lists of strings", _has_lists_of_strings)
+STRINGS_OR_LISTS = Values("strings or lists of strings", lambda kind: _has_strings(kind) or _has_lists_of_strings(kind))
+
+
+def columns(
+    path: str,
+    schema: pa.Schema,
+    wanted: Mapping[str, str],
+    required: Collection[str],
+    values: Mapping[str, Values] | None = None,
+) -> dict[str, ColumnPath]:
+    """The column of each field of `wanted` that is there and has its `values`, which are strings by default.
+
+    Raises UserError if the column of a field in `required` doesn't exist, is there twice or has other values.
+    """
+    fields = _fields(schema)
+    types = {name: kind for name, _, kind in fields}
+    paths = {name: column for name, column, _ in fields}
+    found = {}
+    for field, name in present(path, [name for name, _, _ in fields], wanted, required).items():
+        expected = (values or {}).get(field, _STRINGS)
+        if expected.are_of(types[name]):
+            found[field] = paths[name]
+        elif field in required:
+            inside = first_few([one for one in types if one.startswith(f"{name}.")], _SHOWN)
+            option = "ids" if expected is _IDS else field
+            way_out = f"; name a field of it in options: {{{option}: NAME}}, of {inside}" if inside else ""
+            raise UserError(f"{path}: column {name!r} is {types[name]}, expected {expected.description}{way_out}")
+    return found
+
+
+def _columns(path: str, options: Options, schema: pa.Schema) -> dict[str, ColumnPath]:
+    """The columns of a table of documents."""
+    of_text = {"text": options.ids} if options.ids else {}
+    values = {"text": _IDS if options.ids else _STRINGS, "timestamp": _STRINGS_OR_TIMES}
+    return columns(path, schema, options.wanted | of_text, options.required, values)
+
+
+def _values(batch: pa.RecordBatch, columns: list[ColumnPath]) -> list[tuple]:
     """The rows' strings, as bytes, lists of integers, and times, as scalars: a value that Python can't read then
     spoils only its row.
 
@@ -227,7 +299,7 @@ def _values(batch: pa.RecordBatch, columns: list[_Path]) -> list[tuple]:
     return list(zip(*(array if _is_time(array) else array.to_pylist() for array in arrays), strict=True))
 
 
-def _column(batch: pa.RecordBatch, path: _Path) -> pa.Array:
+def _column(batch: pa.RecordBatch, path: ColumnPath) -> pa.Array:
     """The values at `path`, null where a struct on the way is."""
     array = batch.column(path[0])
     for name in path[1:]:
@@ -241,24 +313,28 @@ def _is_time(array: pa.Array) -> bool:
 
 
 def _checked(array: pa.Array) -> pa.Array:
-    """A column of times, lists of integers or strings, also in a dictionary, with verified offsets and indices."""
+    """A column of times, lists or strings, also in a dictionary, with verified offsets and indices. Strings are bytes.
+
+    One string that isn't UTF-8 would have all strings refused.
+    """
     array.validate()
     if pa.types.is_dictionary(array.type):
         array.indices.validate(full=True)
         return pa.DictionaryArray.from_arrays(array.indices, _checked(array.dictionary), safe=True).dictionary_decode()
-    if not _is_time(array) and not _has_ids(array.type):
-        array = array.view(_BYTES[array.type])  # one string that isn't UTF-8 would have all strings refused
+    if _has_strings(array.type):
+        array = array.view(_BYTES[array.type])
+    elif _has_lists_of_strings(array.type):
+        array = array.cast(pa.large_list(_BYTES[array.type.value_type]))
     array.validate(full=True)
     return array
 
 
 def _record(ordinal: int, row: dict[str, object], stats: ReadStats) -> Record | None:
     """The record of a row, without the values that can't be read, which are noted as damage; None without a text."""
-    stats.counters.read += 1
     values = {}
     for field, value in row.items():
         try:
-            values[field] = text_of_ids(value) if isinstance(value, list) else _text(value)
+            values[field] = text_of_ids(value) if isinstance(value, list) else text_of(value)
         except (ValueError, OverflowError, KeyError) as error:  # bytes, years and time zones that Python doesn't have
             reason = one_line(error)
             if field == "text":
@@ -268,7 +344,8 @@ def _record(ordinal: int, row: dict[str, object], stats: ReadStats) -> Record | 
     return record_of(ordinal, values, stats)
 
 
-def _text(value: object) -> str:
+def text_of(value: object) -> str:
+    """A value of a column as text; "" for null. Raises ValueError for bytes that aren't UTF-8."""
     if isinstance(value, bytes):
         return value.decode()
     if isinstance(value, pa.Scalar):
@@ -278,12 +355,18 @@ def _text(value: object) -> str:
     return value.isoformat() if isinstance(value, datetime) else str(value)
 
 
+# a printable character follows in a text on the gene PAR1
+_OF_PARQUET = Beginning(rb"PAR1(?![\t\n\r -~])", "a Parquet file", ("pairs",))
+_OF_ARROW = Beginning(rb"ARROW1\0\0|\xff{4}..\0\0", "an Arrow file", ("pairs",))
+
+
 class Parquet(Format):
     """Tables in Parquet."""
 
     options, refuses_others = Options, True
-    beginning = Beginning(rb"PAR1(?![\t\n\r -~])", "a Parquet file")  # no letter follows, as in a text on the gene PAR1
-    read = staticmethod(partial(read, ParquetTable))
+    beginning = _OF_PARQUET
+    kind: ClassVar[type[ParquetTable]] = ParquetTable
+    read = staticmethod(partial(read, kind))
 
     @staticmethod
     def head(file: BinaryIO, size: int) -> bytes:
@@ -302,8 +385,9 @@ class Arrow(Format):
     """Tables in Arrow's IPC streams and files."""
 
     options, refuses_others = Options, True
-    beginning = Beginning(rb"ARROW1\0\0|\xff{4}..\0\0", "an Arrow file")
-    read = staticmethod(partial(read, ArrowTable))
+    beginning = _OF_ARROW
+    kind: ClassVar[type[ArrowTable]] = ArrowTable
+    read = staticmethod(partial(read, kind))
 
     @staticmethod
     def head(file: BinaryIO, size: int) -> bytes:
@@ -318,3 +402,11 @@ class Arrow(Format):
         except _UNREADABLE:  # as of Parquet
             file.seek(0)
             return file.read(size)
+
+
+def format_of(source: BinaryIO) -> type[Parquet] | type[Arrow] | None:
+    """The format of a file that is open at its start, where it stays; None: no table."""
+    head = source.read(_HEAD)
+    source.seek(0)
+    formats = ((Parquet, _OF_PARQUET), (Arrow, _OF_ARROW))
+    return next((known for known, begins in formats if re.match(begins.pattern, head, re.DOTALL)), None)

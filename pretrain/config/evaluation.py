@@ -107,8 +107,8 @@ class PairsSettings(HookSettings):
     corpus: str | None = None
     """Name (in metrics) of the held-out corpus whose pairs are answered. null: every corpus that has pairs."""
     file: LocalPath | None = None
-    """A TSV or JSONL file of pairs to answer instead. In JSONL, `targets` may list several right answers, and `choices`
-    the labels to rank. null: the held-out rows."""
+    """A file of pairs to answer instead. `targets` may list several right answers, and `choices` the labels to rank.
+    null: the held-out rows."""
     prefix: str = ""
     """Text to put before every input of `file`."""
     rows: PositiveInt = 500

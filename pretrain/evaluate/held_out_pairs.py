@@ -78,7 +78,7 @@ def _corpus_questions(corpus: Corpus) -> Iterator[Question]:
 
 
 def _file_questions(settings: PairsSettings) -> list[Question]:
-    """The pairs of a file. Raises UserError for a file without pairs, and for a damaged line."""
+    """The pairs of a file. Raises UserError for a file without pairs, and for a damaged line or row."""
     stats = ReadStats()
     file = Input(str(settings.file), options={"prefix": settings.prefix})
     try:
@@ -89,5 +89,5 @@ def _file_questions(settings: PairsSettings) -> list[Question]:
         position, reason = stats.damage[0]
         raise UserError(f"{settings.file}: {position}: {reason}")
     if not records:
-        raise UserError(f"{settings.file}: has no pair; {stats.counters.read} lines without input or target")
+        raise UserError(f"{settings.file}: has no pair; {stats.counters.read} lines or rows without input or target")
     return [Question(one.text, one.targets or [one.target], one.choices) for one in records]

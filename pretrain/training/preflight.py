@@ -132,10 +132,15 @@ def _gpu_problems(config: RunConfig) -> list[str]:
     import torch  # 2 s and 190 MB, which the launcher does without if it can
 
     if not torch.cuda.is_available():
-        built = f"was built for CUDA {torch.version.cuda}" if torch.version.cuda else "was built without CUDA"
+        cuda, way_out = torch.version.cuda, ""
+        built = f"was built for CUDA {cuda}" if cuda else "was built without CUDA"
+        if cuda and cuda.startswith("13."):
+            wheel = f"torch=={torch.__version__.partition('+')[0]}+cu126"
+            install = f"pip install {wheel} --index-url https://download.pytorch.org/whl/cu126"
+            way_out = f"CUDA 13 needs NVIDIA's driver R580 or newer; for an older driver {install}; "
         return [
             f"this machine has GPUs, but PyTorch {torch.__version__} can't use them; it {built} (nvidia-smi shows the "
-            "driver's version); DS_ACCELERATOR=cpu in the environment trains on the CPU"
+            f"driver's version); {way_out}DS_ACCELERATOR=cpu in the environment trains on the CPU"
         ]
     if config.precision == "bf16" and not torch.cuda.is_bf16_supported(including_emulation=False):
         return [f"precision: {torch.cuda.get_device_name()} has no bf16; set fp32"]

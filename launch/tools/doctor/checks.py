@@ -32,7 +32,7 @@ _BUSY = 2**30  # bytes
 _SHARED = Path("/dev/shm")
 _SHARED_BY_RANK = 32 * 2**20  # bytes: NCCL's buffers, and batches on their way from the loader
 _WRITTEN = 4 * 2**20  # bytes
-_REFUSED = "choose another run.directory, or make room there"
+_REFUSED = "choose another run.directory, on a disk and not in a mounted bucket, or make room there"
 _LOOPS = 5
 _REDUCED = {"cpu": 2**26, "cuda": 2**28}  # bytes
 Level = Literal["ok", "warning", "error"]
@@ -134,19 +134,29 @@ def existing(directory: Path) -> Path:
 
 
 def run_directory(settings: Settings) -> list[Finding]:
-    """Whether the run directory's file system takes files and is the head's."""
+    """Whether the run directory's file system does what a run needs and is the head's."""
     if settings.directory is None:
         return []
     place, shared = existing(Path(settings.directory)), settings.shared
+    operation = "make a folder"
     try:
-        with tempfile.TemporaryFile(dir=place) as file:
-            file.write(bytes(_WRITTEN))
-            file.flush()
-            os.fsync(file.fileno())
+        with tempfile.TemporaryDirectory(prefix=".launch-doctor-", dir=place) as scratch:
+            (folder := Path(scratch, "folder")).mkdir()
+            operation = "write a file"
+            with (folder / "file").open("wb") as file:
+                file.write(bytes(_WRITTEN))
+                file.flush()
+                os.fsync(file.fileno())
+            operation = "append to a file"  # as to metrics.jsonl when a run resumes
+            with (folder / "file").open("ab") as file:
+                file.write(b"\n")
+            operation = "rename a folder"  # as a checkpoint that is complete
+            folder.rename(folder.with_name("renamed"))
         room = shutil.disk_usage(place).free
     except OSError as error:
-        reason = error.strerror or str(error)
-        return [Finding("run directory", "error", f"{place}: {reason}", "a directory that can be written", _REFUSED)]
+        found = f"{place}: can't {operation}: {error.strerror or error}"
+        expected = "a directory where files can be written and appended to, and folders renamed"
+        return [Finding("run directory", "error", found, expected, _REFUSED)]
     if shared and not until(Path(shared).exists, settings.seconds_to_see):
         found = f"{shared}, which launch doctor has just created, isn't seen here"
         remedy = "put run.directory on a file system that every node mounts"

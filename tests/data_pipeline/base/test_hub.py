@@ -20,7 +20,7 @@ from data_pipeline.base.local_store import LocalStore
 from data_pipeline.config import CorpusConfig, SourceConfig
 from data_pipeline.corpus import open_corpus
 from data_pipeline.stages import revisions
-from data_pipeline.stages.inputs import list_inputs
+from data_pipeline.stages.inputs import files_of, list_inputs
 from launch.tools.scaffold.machine import Machine
 from launch.tools.scaffold.text import source_of
 from tests.conftest import TOP, write_corpus_file
@@ -58,8 +58,9 @@ def refused(code: int, folder: Path, path: str = C4) -> str:
 
 
 @each("page", ["docs/how-to/read-your-text.md", "docs/how-to/recipes.md", "docs/tutorials/t5-on-your-cluster.md"])
-def test_the_pages_download_published_c4_with_the_hubs_own_command(hub, page, tmp_path):
-    names = [f"en/c4-train.{number:05}-of-01024.json.gz" for number in (0, 39, 40)]
+def test_the_pages_download_published_c4_with_the_hubs_own_command(hub, page, tmp_path, monkeypatch):
+    held_out = "en/c4-validation.00007-of-00008.json.gz"
+    names = [held_out, *(f"en/c4-train.{number:05}-of-01024.json.gz" for number in (0, 39, 40))]
     hub.repositories["datasets/allenai/c4"] = Repository()
     hub.repositories["datasets/allenai/c4"].commit({name: name.encode() for name in names})
     (command,) = re.findall(r"^    (hf download [^#\n]*)", (TOP / page).read_text(), re.MULTILINE)
@@ -67,7 +68,11 @@ def test_the_pages_download_published_c4_with_the_hubs_own_command(hub, page, tm
     environment = {**os.environ, "HF_HUB_DISABLE_XET": "1"}
     subprocess.run([Path(sys.executable).with_name(program), *arguments], cwd=tmp_path, env=environment, check=True)
     found = {str(path.relative_to(tmp_path / "data/c4")): path.read_bytes() for path in tmp_path.glob("data/c4/en/*")}
-    assert found == {name: name.encode() for name in names[:2]}
+    assert found == {name: name.encode() for name in names[:3]}
+    monkeypatch.chdir(tmp_path)
+    files = files_of(load(TOP / "configs/corpora/c4-t5.yaml", [], CorpusConfig))
+    splits = {f"en/{Path(file.path).name}": file.source.split for file in files}
+    assert splits == {held_out: "validation", names[1]: "train", names[2]: "train"}
 
 
 @each(

@@ -382,6 +382,92 @@ def test_statistics_that_are_damaged_do_not_end_the_process(tmp_path):
         pool.submit(read_with_each_bit_of_its_footer_flipped, tmp_path / "a").result()
 
 
+# --- pairs in tables
+
+QUESTIONS = [
+    {"of": {"text": ["a house", "the house"]}, "question": "What?", "passage": "It has a roof.", "labels": ["a", "b"]},
+    {"of": {"text": []}, "question": "Who?", "passage": "I.", "labels": []},
+    {"of": {"text": ["{passage}"]}, "question": "{passage}", "passage": "No template.", "labels": ["c"]},
+]
+EMPTY = ("empty_input", "empty_target")
+HOUSES = [{"inputs": "a house", "targets": "ein Haus"}, {"inputs": " ", "targets": "x"}, {"inputs": "y", "targets": ""}]
+
+
+@each("kind", KINDS)
+@each(
+    "rows, options, first, counters",
+    [
+        (HOUSES, {"prefix": "en: "}, Record(0, "en: a house", target="ein Haus"), dict.fromkeys(EMPTY, 1)),
+        *(
+            (
+                *(QUESTIONS, {"inputs": inputs, "targets": "of.text", "choices": "labels"}),
+                Record(0, text, target="a house", targets=["a house", "the house"], choices=["a", "b"]),
+                {"empty_target": 1},
+            )
+            for inputs, text in (("question", "What?"), ("{passage}\n\n{question}", "It has a roof.\n\nWhat?"))
+        ),
+    ],
+)
+def test_pairs_in_a_table_are_those_of_json_lines(tmp_path, kind, rows, options, first, counters):
+    path = write_table(tmp_path / "a", kind, pa.Table.from_pylist(rows))
+    kept, stats = read("pairs", path, **options)
+    assert kept[0] == first
+    assert flat(stats.counters) == {"read": 3, **counters}
+    lines = "\n".join(map(json.dumps, rows)).encode()
+    of_lines, stats_of_lines = read_bytes("pairs", tmp_path / "b", lines, **options)
+    assert (kept, stats) == (of_lines, stats_of_lines)
+
+
+@each("kind", KINDS)
+@each("make", [pa.list_, pa.large_list, lambda strings: pa.list_(strings, 2)])
+@each("strings", [pa.string(), pa.large_string()])
+def test_lists_of_strings_of_any_kind_are_right_answers(tmp_path, kind, make, strings):
+    table = pa.table({"inputs": ["x", "y"], "targets": pa.array([["a", "b"], None], make(strings))})
+    kept, stats = read("pairs", write_table(tmp_path / "a", kind, table))
+    assert kept == [Record(0, "x", target="a", targets=["a", "b"])]
+    assert flat(stats.counters) == {"read": 2, "empty_target": 1}
+
+
+@each("kind", KINDS)
+def test_a_pair_with_a_string_that_is_not_utf8_is_damage(tmp_path, kind):
+    strings = pa.array([b"a", b"\xff", b"b", b"c"], pa.binary()).view(pa.string())
+    table = pa.table({"inputs": ["x", "y", "z"], "targets": pa.ListArray.from_arrays([0, 1, 3, 4], strings)})
+    kept, stats = read("pairs", write_table(tmp_path / "a", kind, table))
+    assert [(record.ordinal, record.target) for record in kept] == [(0, "a"), (2, "c")]
+    assert flat(stats.counters) == {"read": 3, "damaged": 1}
+    assert stats.damage[0].position == "row 1"
+
+
+@each("kind", KINDS)
+@each(
+    "options, message",
+    [
+        ({"inputs": "{passage} {query}"}, "no column 'query' for the inputs; there are of, of.text, question, passage"),
+        ({"targets": "answer"}, "no column 'answer' for the targets; "),
+        ({"choices": "options"}, "no column 'options' for the choices; "),
+        ({"inputs": "labels"}, r"column 'labels' is list<.*>, expected strings$"),
+        ({"targets": "of"}, r"strings or lists of strings; name a field of it .* {targets: NAME}, of of\.text"),
+        ({"choices": "question"}, "column 'question' is string, expected lists of strings"),
+    ],
+)
+def test_columns_without_pairs_are_refused_in_one_line(tmp_path, kind, options, message):
+    path = write_table(tmp_path / "a", kind, pa.Table.from_pylist(QUESTIONS))
+    with pytest.raises(UserError, match=message) as refused:
+        read("pairs", path, **{"inputs": "question", "targets": "of.text", **options})
+    assert "\n" not in str(refused.value)
+
+
+@each("kind", KINDS)
+def test_the_head_of_a_table_of_pairs_is_a_table_of_pairs(tmp_path, kind):
+    rows = [{"inputs": f"{number:09d}" * 10, "targets": "x"} for number in range(2000)]
+    with write_table(tmp_path / "a", kind, pa.Table.from_pylist(rows), 100).open("rb") as file:
+        head = formats.FORMATS["pairs"].head(file, 50_000)
+    kept, stats = read_bytes("pairs", tmp_path / "b", head)
+    assert [record.text for record in kept] == [row["inputs"] for row in rows[: len(kept)]]
+    assert len(kept) > 50
+    assert stats.damage == []
+
+
 # --- files in another format than the declared one, and damaged files
 
 
@@ -399,7 +485,7 @@ FILES: dict[str, tuple[bytes, tuple[str, ...], str]] = {
     "wikiextractor": (b'<doc id="1" url="u" title="A">\nA\n\nB.\n</doc>\n', ("wikiextractor",), "WikiExtractor output"),
     "jsonl": (b'{"text": "A", "id": 3}\n' * 2, JSON_FORMATS, "JSON Lines with the keys text, id"),
     "text": (b"One line of text.\nAnother, \xc3\xa9.\n", ("text",), "plain text (format: text)"),
-    "parquet": (parquet.getvalue(), ("parquet",), "a Parquet file (format: parquet)"),
+    "parquet": (parquet.getvalue(), ("parquet",), "a Parquet file"),
     "pairs": (b"a house\tein Haus\n", ("pairs", "text"), "tab-separated pairs (format: pairs)"),
     "pairs in JSON": (b'{"inputs": "a", "targets": "b"}\n' * 2, ("pairs",), "JSON Lines with the keys inputs, targets"),
     "pairs in UTF-16": ("a house\tein Haus\n".encode("utf-16"), (), "binary data or UTF-16"),

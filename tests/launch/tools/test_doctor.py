@@ -1,5 +1,6 @@
 """`launch doctor` on a healthy machine and on broken ones, which are broken for real."""
 
+import errno
 import json
 import signal
 import subprocess
@@ -52,7 +53,13 @@ def test_a_broken_machine_gets_a_line_for_each_error(tmp_path):
     assert lines[-1].startswith("2 errors would stop a run")
 
 
-@each("options, reason", [("size=1m", "No space left on device"), ("ro", "Read-only file system")])
+@each(
+    "options, reason",
+    [
+        ("size=1m", "can't write a file: No space left on device"),
+        ("ro", "can't make a folder: Read-only file system"),
+    ],
+)
 def test_a_run_directory_that_cannot_be_written_is_an_error(tmp_path, options, reason):
     code = (
         "import sys; from launch.tools.doctor import checks\n"
@@ -63,6 +70,22 @@ def test_a_run_directory_that_cannot_be_written_is_an_error(tmp_path, options, r
         tmp_path / "disk", options, [sys.executable, "-c", code, str(tmp_path / "disk")], tmp_path / "errors"
     )
     assert done.stdout == f"error {tmp_path}/disk: {reason}\n", done.stderr
+
+
+@each("method, mode, operation", [("open", "ab", "append to a file"), ("rename", None, "rename a folder")])
+def test_a_mounted_bucket_that_refuses_what_runs_do_is_an_error(tmp_path, monkeypatch, method, mode, operation):
+    works = getattr(Path, method)
+
+    def refuses(path, *given):
+        if mode in (None, *given):
+            raise PermissionError(errno.EPERM, "Operation not permitted")
+        return works(path, *given)
+
+    monkeypatch.setattr(Path, method, refuses)
+    (finding,) = checks.run_directory(Settings(directory=str(tmp_path / "run")))
+    assert (finding.level, finding.found) == ("error", f"{tmp_path}: can't {operation}: Operation not permitted")
+    assert "not in a mounted bucket" in finding.remedy
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_file_of_the_head_must_be_seen_on_each_node(tmp_path):

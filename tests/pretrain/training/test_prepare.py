@@ -435,6 +435,15 @@ def test_what_a_machine_cannot_do_is_refused(problems, config, machine, expected
     assert all(line.startswith(start) for line, start in zip(found, expected, strict=True))
 
 
+def test_a_pytorch_for_a_newer_driver_names_the_one_for_an_older(problems, monkeypatch):
+    version = torch.__version__.partition("+")[0]
+    install = f"pip install torch=={version}+cu126 --index-url https://download.pytorch.org/whl/cu126"
+    for cuda, said in (("13.0", True), ("12.6", False), (None, False)):
+        monkeypatch.setattr(torch.version, "cuda", cuda)
+        (line,) = problems(run_config(), gpus=8, usable=False)
+        assert (f"CUDA 13 needs NVIDIA's driver R580 or newer; for an older driver {install}; " in line) == said
+
+
 def test_no_shipped_run_needs_nvcc_and_quantized_weights_do(problems, tmp_path):
     runs = list((Path(__file__).parents[3] / "configs/runs").glob("*.yaml"))
     assert runs
