@@ -281,7 +281,8 @@ def test_a_length_beyond_the_end_of_a_damaged_arrow_stream_reserves_no_memory(tm
     with pa.OSFile(str(path)) as file:
         reader = pa.ipc.MessageReader.open_stream(file)
         length = [reader.read_next_message() for _ in range(2)][1].body.size.to_bytes(8, "little")  # the first batch's
-    assert (data := path.read_bytes()).count(length) == 1
+    data = path.read_bytes()
+    assert data.count(length) == 1
     path.write_bytes(data.replace(length, (1 << 50).to_bytes(8, "little")))
     kept, _, damage = read_until_damage("arrow", path)
     assert (kept, damage.position) == ([], "row 0")
