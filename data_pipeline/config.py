@@ -215,7 +215,7 @@ class CorpusConfig(Section):
     """The steps on documents in your order, in place of `cleaning`, `dedup` and `decontamination`: names, or keys and
     values. []: the order of these sections."""
     keep_dropped: bool = True
-    """Write tables of the dropped documents, `dropped/**/*.parquet`. They say which step and rule dropped a document,
+    """Write tables of the dropped documents, `dropped/*.parquet`. They say which step and rule dropped a document,
     and which document stays in its place."""
     split: SplitConfig = SplitConfig()
     """Which documents are held out."""

@@ -158,6 +158,31 @@ class ParquetTable:
             self._advance(self._bytes * max(0, described.num_rows) // max(1, self._file.metadata.num_rows))
 
 
+class _Bounded(io.RawIOBase):
+    """A file of which no more bytes are read than it has left. Python reserves memory for all bytes that are asked for,
+    which a damaged length may make petabytes."""
+
+    def __init__(self, file: Any):
+        self._file, self._bytes = file, file.seek(0, 2)
+        file.seek(0)
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = 0) -> int:
+        return int(self._file.seek(offset, whence))
+
+    def tell(self) -> int:
+        return int(self._file.tell())
+
+    def read(self, size: int | None = -1) -> bytes:
+        left = max(0, self._bytes - self.tell())
+        return bytes(self._file.read(left if size is None or size < 0 else min(size, left)))
+
+
 class ArrowTable:
     """An Arrow IPC stream or file."""
 
@@ -165,10 +190,10 @@ class ArrowTable:
 
     def __init__(self, source: Any, advance: Advance):
         self._advance = advance
-        self._source = source
-        self._is_file = source.read(len(_IPC_FILE)) == _IPC_FILE
-        source.seek(0)
-        self._reader = pa.ipc.open_file(source) if self._is_file else pa.ipc.open_stream(source)
+        self._source = _Bounded(source)
+        self._is_file = self._source.read(len(_IPC_FILE)) == _IPC_FILE
+        self._source.seek(0)
+        self._reader = pa.ipc.open_file(self._source) if self._is_file else pa.ipc.open_stream(self._source)
         self.schema = self._reader.schema
 
     def rows(self, columns: list[ColumnPath]) -> Iterator[_Rows]:

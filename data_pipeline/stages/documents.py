@@ -161,7 +161,6 @@ def plan(config: CorpusConfig, store: Store, files: Sequence[InputFile]) -> list
         sizes[file.source.name] += file.bytes
     for number, own in enumerate(_inputs_of_units(config, store, files)):
         name = f"part-{number:05d}"
-        subfolder = f"{number // _FILES_IN_FOLDER:03d}" if number >= _FILES_IN_FOLDER else ""
         source = own[0][0].source
         by = config.split.by if source.split is None else "hash"
         total, start, specs = sizes[source.name], before[source.name], list[InputSpec]()
@@ -185,7 +184,7 @@ def plan(config: CorpusConfig, store: Store, files: Sequence[InputFile]) -> list
             split=ratios[source.name],
             part=name,
             folder=".stages/documents" if later else "documents",
-            dropped=dropped.name_of(STAGE.name, name, subfolder) if config.keep_dropped else "",
+            dropped=dropped.name_of(STAGE.name, name) if config.keep_dropped else "",
             urls=compared,
             characters_per_part=config.characters_per_part,
         )
@@ -193,8 +192,8 @@ def plan(config: CorpusConfig, store: Store, files: Sequence[InputFile]) -> list
         stamps = [(file.name, piece, file.bytes, file.stamp) for file, piece in own]  # no paths: files may be moved
         settings["held_out"] = [one.held_out for one in specs]
         inputs_of = fingerprint([settings, stamps, identities[source.name], offering[source.name]])
-        if later and subfolder:  # after the fingerprint, which doesn't include the folder
-            spec = replace(spec, folder=f"{spec.folder}/{subfolder}")
+        if later and number >= _FILES_IN_FOLDER:  # after the fingerprint, which doesn't include the folder
+            spec = replace(spec, folder=f"{spec.folder}/{number // _FILES_IN_FOLDER:03d}")
         outputs, memory = tuple(filter(None, [spec.dropped])), sum(rule.memory for rule in spec.rules)
         units.append(Unit(name, spec, inputs_of, outputs, before[source.name] - start, memory))
     return units

@@ -1,4 +1,4 @@
-"""Tables of dropped documents, `dropped/**/*.parquet`: which step dropped a document, and which document stays."""
+"""Tables of dropped documents, `dropped/*.parquet`: which step dropped a document, and which document stays."""
 
 import contextlib
 from collections.abc import Callable, Iterator
@@ -16,9 +16,9 @@ _CHARACTERS = 200  # of a text
 _CHARACTERS_OF_A_ROW = 400
 
 
-def name_of(stage: str, unit: str, folder: str = "") -> str:
+def name_of(stage: str, unit: str) -> str:
     """The name of the table of a unit."""
-    return "/".join(filter(None, [DROPPED.folder, folder, f"{stage}-{unit}.parquet"]))
+    return f"{DROPPED.folder}/{stage}-{unit}.parquet"
 
 
 @contextlib.contextmanager

@@ -2,14 +2,18 @@
 
 from collections.abc import Iterator, Mapping, MutableMapping
 from importlib import import_module
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Annotated, Any, cast
 
 import typer
 from typer.core import TyperGroup
 
+from data_pipeline.base import packages
 from data_pipeline.base.command import Version, config_path, path_argument
+from data_pipeline.base.errors import UserError
 
+_OFFERED = "encdec_pretrain.commands"
 HELP = "Train models on corpora; evaluate them, generate text with them, export and track them."
 _MODULES = {  # of this package, by command, in the order of the help
     **dict.fromkeys(("train", "plan", "dashboard", "runs", "picture", "sync"), "runs"),
@@ -20,18 +24,28 @@ _MODULES = {  # of this package, by command, in the order of the help
 
 
 class _Commands(Mapping[str, Any]):
-    """The commands by name. A command's module, which has the Typer application `commands`, is imported when the
-    command is looked up."""
+    """The commands by name: those that ship, then those of installed packages, whose entry points
+    `encdec_pretrain.commands` name a Typer application each.
+
+    A command's module, which has the Typer application `commands` if it ships, is imported when the command is looked
+    up. Raises UserError for the command of a package in `examples` that isn't installed.
+    """
 
     def __getitem__(self, name: str) -> Any:
-        found = typer.main.get_command(import_module(f"pretrain.cli.{_MODULES[name]}").commands)
-        return found.commands[name] if isinstance(found, TyperGroup) else found
+        if name in _MODULES:
+            found = typer.main.get_command(import_module(f"pretrain.cli.{_MODULES[name]}").commands)
+            return found.commands[name] if isinstance(found, TyperGroup) else found
+        if name in (offered := entry_points(group=_OFFERED)).names:
+            return typer.main.get_command(offered[name].load())
+        if packages.example("commands", name):
+            raise UserError(packages.missing("commands", name))
+        raise KeyError(name)
 
     def __iter__(self) -> Iterator[str]:
-        return iter(_MODULES)
+        return iter([*_MODULES, *sorted(entry_points(group=_OFFERED).names)])
 
     def __len__(self) -> int:
-        return len(_MODULES)
+        return len([*self])
 
 
 class _Group(TyperGroup):

@@ -49,7 +49,8 @@ class Gradients(Protocol):
 
 
 class LocalGradients:
-    """Stages 1 and 2: a flat fp32 buffer of gradients for each parameter group, laid out like DeepSpeed's weights.
+    """A flat fp32 buffer of gradients for each parameter group, laid out like DeepSpeed's weights: for stage 1, stage 2
+    in fp32, and one rank.
 
     `torch.autograd.grad` adds nothing to `.grad`, so no hook of DeepSpeed runs. DeepSpeed's `step` gets this rank's
     partition of each buffer, updates its fp32 weights and gathers the weights.

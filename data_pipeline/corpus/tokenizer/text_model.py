@@ -76,6 +76,11 @@ class TextModel(Protocol):
         return frozenset()
 
     @property
+    def begins_with_bos(self) -> bool:
+        """True if transformers puts BOS before a text and no EOS after it, as for Llama and Gemma."""
+        return False
+
+    @property
     def token_bytes(self) -> Sequence[bytes]:
         """What each id stands for in a text, in UTF-8; b"" for ids that don't stand for text."""
         texts = self.vocabulary.texts or ("",) * self.size

@@ -79,7 +79,6 @@ class TokenizerJson(FastTokenizer):
 
     @cached_property
     def begins_with_bos(self) -> bool:
-        """True if transformers puts BOS before a text and no EOS after it, as for Llama and Gemma."""
         ids: list[int] = self._backend.encode("a").ids
         return ids[:1] == [self.roles.bos] and ids[-1:] != [self.roles.eos]
 

@@ -1,4 +1,4 @@
-"""`python -m diagnostics.attention`: draws the attention of a saved model on a text."""
+"""`pretrain attention`: draws the attention of a saved model on a text."""
 
 from pathlib import Path
 from typing import Annotated
@@ -7,7 +7,7 @@ import torch
 import typer
 
 from data_pipeline.base.atomic import write_together
-from data_pipeline.base.command import path_option, run_command
+from data_pipeline.base.command import path_option
 from data_pipeline.base.errors import UserError
 from diagnostics.attention_maps import attention_figure, attention_patterns
 from pretrain import loaded
@@ -22,7 +22,7 @@ from pretrain.models import FAMILIES
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 
-@app.command(epilog="Example: python -m diagnostics.attention runs/quickstart 'The <extra_id_0> is red.'")
+@app.command(epilog="Example: pretrain attention runs/quickstart 'The <extra_id_0> is red.'")
 def _attention(
     checkpoint: SavedModel,
     text: Annotated[str, typer.Argument(metavar="TEXT", help="The model's input; it may have <extra_id_0> … .")],
@@ -60,7 +60,3 @@ def draw_attention(trained: TrainedModel, text: str, target: str | None, most: i
     images = {out / f"{kind}.png": attention_figure(pattern, kind) for kind, pattern in patterns.items()}
     write_together({path: record.png(figure) for path, figure in images.items()})
     return list(images)
-
-
-if __name__ == "__main__":
-    run_command(app)

@@ -134,7 +134,7 @@ def test_a_checkpoint_is_evaluated_as_in_its_run(small_corpus, tmp_path):
     wanted = {name: value for name, value in logged.items() if name.startswith("embedding/")}
     assert {name: again[name] for name in wanted} == pytest.approx(wanted, rel=1e-6)
     text = ["See <extra_id_0> there.", "--out", tmp_path / "a", "--target", "it"]
-    command = [sys.executable, "-m", "diagnostics.attention", tmp_path / "run", *text]
+    command = [sys.executable, "-m", "pretrain", "attention", tmp_path / "run", *text]
     drawn = subprocess.run(command, cwd=TOP, env=os.environ, capture_output=True, text=True)
     kinds = ("encoder", "decoder", "cross")
     assert drawn.stdout.split() == [str(tmp_path / f"a/{kind}.png") for kind in kinds], drawn.stderr

@@ -16,7 +16,6 @@ from data_pipeline.base.atomic import fingerprint
 from data_pipeline.base.errors import UserError
 from data_pipeline.corpus.objectives.randomness import hashed
 from data_pipeline.corpus.tokenizer import Tokenizer
-from data_pipeline.corpus.tokenizer.tokenizer_json import TokenizerJson
 from data_pipeline.text.vocabulary import Vocabulary
 from pretrain.engine.checkpoint.trained import TrainedModel
 from pretrain.evaluate.generation.allowed import AllowedOutputs
@@ -301,9 +300,7 @@ def bos_of_prompts(tokenizer: Tokenizer, objective: str | None) -> int | None:
     A decoder of unknown training is taken for one that was published. It reads BOS where transformers puts BOS before a
     text, as for Llama and Gemma.
     """
-    model = tokenizer.model
-    published = objective is None and isinstance(model, TokenizerJson) and model.begins_with_bos
-    return tokenizer.vocabulary.bos if published else None
+    return tokenizer.vocabulary.bos if objective is None and tokenizer.model.begins_with_bos else None
 
 
 def _check_lengths(inputs: Sequence[list[int]], causal: bool, new: int, longest: int | None) -> None:

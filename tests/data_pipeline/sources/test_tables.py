@@ -276,6 +276,18 @@ def test_a_stream_without_rows_is_whole(tmp_path):
     assert read("arrow", tmp_path / "a")[0] == []
 
 
+def test_a_length_beyond_the_end_of_a_damaged_arrow_stream_reserves_no_memory(tmp_path):
+    path = write_table(tmp_path / "a", "arrow", pa.table({"text": ["a" * 1000, "b" * 1000, "c", "d"]}))
+    with pa.OSFile(str(path)) as file:
+        reader = pa.ipc.MessageReader.open_stream(file)
+        length = [reader.read_next_message() for _ in range(2)][1].body.size.to_bytes(8, "little")  # the first batch's
+    data = path.read_bytes()
+    assert data.count(length) == 1
+    path.write_bytes(data.replace(length, (1 << 50).to_bytes(8, "little")))
+    kept, _, damage = read_until_damage("arrow", path)
+    assert (kept, damage.position) == ([], "row 0")
+
+
 def write_feather(path: Path, table: pa.Table) -> None:
     with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, table.schema) as writer:
         writer.write_table(table, 1000)

@@ -241,6 +241,12 @@ def test_a_hook_of_an_example_that_is_not_installed_is_missed_with_the_command_t
     assert missing_under(["evaluation", 0], "norms") == missing + way
 
 
+def test_a_command_of_an_example_that_is_not_installed_is_missed_with_the_command_that_installs_it():
+    way = f": pip install -e {TOP}/examples/diagnostics"
+    missed = "no installed package offers 'attention' (entry point encdec_pretrain.commands)"
+    assert missing("commands", "attention") == missed + way
+
+
 def test_a_wrapper_that_no_package_offers_is_missed_with_the_command_that_installs_an_example():
     absent = "no installed package offers '{}' (entry point encdec_pretrain.wrappers)"
     with pytest.raises(UserError) as refused:
