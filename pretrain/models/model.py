@@ -149,8 +149,7 @@ class Head(Linear):
 
 @contextlib.contextmanager
 def recording_hits(model: nn.Module) -> Iterator[list[Tensor]]:
-    """Within the block, each forward pass of `model` with labels appends to the list which labels are the likeliest
-    ids.
+    """In the block, each forward pass of `model` with labels appends to the list which labels are the likeliest ids.
 
     An item is bool, in the labels' shape, or flat without the ignored labels. Models don't return hits, since training
     doesn't need this pass over the logits.
@@ -167,8 +166,7 @@ def recording_hits(model: nn.Module) -> Iterator[list[Tensor]]:
 
 
 def _indices_worth_selecting(labels: Tensor) -> Tensor | None:
-    """The indices of the labels that aren't ignored. None: compute all positions. Shapes in a compiled graph don't
-    depend on labels."""
+    """The indices of the labels that aren't ignored. None: all positions, so that a compiled graph has fixed shapes."""
     if labels.device.type != "cpu" or torch.compiler.is_compiling():
         return None
     indices = arithmetic.indices_of_targets(labels)

@@ -22,6 +22,6 @@ def test_a_model_that_copies_its_input_is_refused(spiece):
     tokenizer = Tokenizer(SentencePiece.read(spiece), ("<s>", "<mask>"), 20)
     model, _ = evaluation_of(BART, tokenizer)
     config = load(TOP / "configs/runs/bart-10m-enwik8.yaml", ["data.objective={name: denoising}"], RunConfig)
-    session = Session(TrainedModel(model, tokenizer), config, World.on_this_node(), 4)
+    session = Session(TrainedModel(model, tokenizer, "denoising"), config, World.on_this_node(), 4)
     with pytest.raises(UserError, match="writes masked spans after sentinels, as T5; prompts have the form copy"):
         fillings(session, [Masked("The sky", " is", " blue")], 4)

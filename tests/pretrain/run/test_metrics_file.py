@@ -54,7 +54,7 @@ def test_evaluate_prints_json(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(evaluate, "Standalone", lambda _: None)
     monkeypatch.setattr(evaluate.checkpoint_index, "read", lambda _: SimpleNamespace(step=1))
     runner = SimpleNamespace(after=lambda *_, last: [EvalResult(SPOILT)])
-    monkeypatch.setattr(evaluate, "HookRunner", lambda *_: runner)
+    monkeypatch.setattr(evaluate, "HookRunner", lambda *_, **__: runner)
     evaluate.evaluate(tmp_path, [], as_json=True)
     assert parsed(capsys.readouterr().out) == WRITTEN
     monkeypatch.setattr(evaluate, "LmEvalRequests", lambda *_: None)
