@@ -159,7 +159,7 @@ def import_(
     model: Annotated[
         Path,
         path_argument(
-            "HF_DIR", "A saved transformers model with its tokenizer. From the Hub: hf download NAME --local-dir HF_DIR."
+            "HF_DIR", "A saved transformers model with its tokenizer. From the Hub: hf download NAME --local-dir DIR."
         ),
     ],
     out: NewDirectory,
