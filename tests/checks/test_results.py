@@ -37,7 +37,7 @@ def test_every_page_is_what_its_data_say():
         ("bart.md", "bart-noises", "bart-noise", "nothing computes 'bart-noise'", False),
         ("bart.md", "results: bart-noises", "results: measured once", "nothing computes 'measured once'", False),
         ("operations.md", "0.05 s", "0.04 s", "0.04 s on the page, 0.05 s from the data", True),  # a csv file's
-        ("molecules.md", "molecules/rates.csv", "molecules/rate.csv", "nothing computes 'molecules/rate.csv'", False),
+        ("items.md", "typed items/runs.csv", "typed items/run.csv", "nothing computes 'items/run.csv'", False),
         ("corpus.md", "| 10.0 |", "| 11.0 |", "11.0 on the page, 10.0 from the data", True),  # a benchmark's
         ("bart.md", "| `masking` |", "| `mask` |", "`mask` on the page, `masking` from the data", True),
         ("bart.md", DELETION + ROTATION, ROTATION + DELETION, MOVED, True),
@@ -72,9 +72,8 @@ def test_a_stage_takes_as_long_as_its_workers_or_the_driver(workers, per_second,
 def test_the_forecast_takes_the_last_measurement_of_the_driver(tmp_path):
     folder = shutil.copytree(results.FOLDER, tmp_path / "results", ignore=shutil.ignore_patterns("*.png", "*.svg"))
     with (folder / "scale/loop.csv").open("a") as file:
-        file.write(
-            "0123abcd,25600,2000,0.4,0.5,0.0,1.5,0.1,2026-12-01\n0123abcd,1000,9,0.4,0.5,0.0,1.5,0.1,2026-12-01\n"
-        )
+        file.write("0123abcd,25600,2000,0.4,0.5,0.0,1.5,0.1,2026-12-01\n")
+        file.write("0123abcd,1000,9,0.4,0.5,0.0,1.5,0.1,2026-12-01\n")
     with (folder / "scale/built.csv").open("a") as file:
         file.write("0123abcd,1000,1,build,60.0,6000,9,9,9,9,9,9,0.1,2026-12-01\n")
     speeds = importlib.import_module("scale_forecast").speeds_of(folder)
