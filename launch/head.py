@@ -42,9 +42,9 @@ def watch(
 
     `nodes` has the name of each rank's node. The first signal becomes a request to stop, which ranks obey after their
     current step; the second signal kills them. If a rank dies or fails, the others have `dead_rank_seconds` to end by
-    themselves; if `another_follows`, only until the cause is known. If a node is lost, all ranks are killed. All
-    processes of the attempt have ended when this returns. Raises FailedError if a node can't start its
-    ranks.
+    themselves; if `another_follows`, only until the cause is known, unless a rank has refused the run file. If a node
+    is lost, all ranks are killed. All processes of the attempt have ended when this returns. Raises FailedError if a
+    node can't start its ranks.
     """
     attempt = Attempt(rank_logs.new_directory(run), nodes)
     with Follower(rank_logs.rank_log(attempt.logs, 0)) as follower:
@@ -69,7 +69,8 @@ def watch(
                     requests.ask(number, "sent to an agent; saving and stopping")
                 # ranks may fail because a node is lost: wait until it counts as lost, to name the node
                 quiet = any(agent.connection.quiet for agent in at_work)
-                if not quiet and (time.monotonic() > deadline or (another_follows and attempt.cause_is_known)):
+                hurries = another_follows and not attempt.refused_its_configuration  # after which no attempt follows
+                if not quiet and (time.monotonic() > deadline or (hurries and attempt.cause_is_known)):
                     break
                 time.sleep(_POLL_SECONDS)
         finally:

@@ -170,6 +170,13 @@ def test_a_run_that_one_rank_alone_refuses_says_why(tmp_path, capfd):
     assert capfd.readouterr().err == said
 
 
+def test_a_refusal_of_all_ranks_is_shown_once(tmp_path, capfd):
+    """Though another attempt would follow a failure: rank 0 refuses later than rank 1."""
+    refuses = "echo 'error: run.yaml: no such file'; exit 2"
+    assert supervised(tmp_path, f"{OVER[1]}; sleep 1; {refuses}", refuses, another_follows=True) == 2
+    assert capfd.readouterr() == ("error: run.yaml: no such file\n", "")
+
+
 def test_ranks_that_hang_since_another_failed_have_their_time_to_end(tmp_path, capfd):
     """It may wait for a tracker, or for ranks that wait for it."""
     started = time.monotonic()
