@@ -30,7 +30,16 @@ SUBJECTS = {
         ("pretrain/models/functional/attention_backends.py", "pretrain/models/attention.py"),
         tuple(
             f"{_MODELS}/test_{name}.py"
-            for name in ("attention", "arithmetic", "families_alone", "autoregressive", "kernels")
+            for name in (
+                "attention",
+                "arithmetic",
+                "autoregressive",
+                "kernels",
+                "positions",
+                "decoder_only",
+                "modern",
+                "t5",
+            )
         ),
     ),
     "objectives": Subject(

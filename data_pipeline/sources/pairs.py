@@ -18,6 +18,7 @@ from data_pipeline.sources.format import Format
 from data_pipeline.sources.jsonl import is_alone, json_object, string, strings, value_at
 from data_pipeline.sources.record import Input, ReadStats, Record, TextOptions, first_character, open_text, parsed_lines
 
+_READ_AHEAD = 1 << 12  # bytes, for a look at the first ones
 _FIELD = re.compile(r"\{([^{}]+)\}")  # of a template
 _Pairs = Iterator[tuple[int, dict[str, Any]]]  # (ordinal, fields of a record)
 
@@ -48,7 +49,7 @@ def read(file: Input, stats: ReadStats) -> Iterator[Record]:
           ->  Record(0, "English to German: A house.", target="Ein Haus.")
     """
     options = Options(**file.options)
-    with open_file(file.path) as source:
+    with open_file(file.path, read_ahead=_READ_AHEAD) as source:
         table = tables.format_of(source)
     for ordinal, pair in _rows(table, file, stats, options) if table else _lines(file, stats, options):
         if not pair["text"].strip():

@@ -96,7 +96,8 @@ def clean_page(text: str, rules: PageConfig, tally: Tally) -> str | Dropped:
     brackets, braces = web_rules and "[" in text, web_rules and "{" in text
     # Only pages with one of the words are converted to lower case. Without a citation mark, two halves may be a word.
     names = brackets or (web_rules and _NAMED.search(text) is not None)
-    for written in text.splitlines() if web_rules else text.split("\n"):
+    body = text.removesuffix("\n")  # the last line may have a line feed
+    for written in text.splitlines() if web_rules else body.split("\n"):
         line = written.strip()
         if longest and len(line) > longest and max(map(len, line.split())) > longest:
             tally.line("too_long_word", line)
@@ -125,7 +126,7 @@ def clean_page(text: str, rules: PageConfig, tally: Tally) -> str | Dropped:
     with_text = [line for line in kept if line.strip()]
     if not with_text or not _has_sentences(with_text, rules.min_sentences_per_page):
         return Dropped("too_few_sentences", text)
-    return "\n".join(kept).strip() if web_rules else "\n".join(kept)
+    return "\n".join(kept).strip() if web_rules else "\n".join(kept) + text[len(body) :]
 
 
 def is_too_long(text: str, rules: PageConfig) -> bool:

@@ -161,6 +161,11 @@ def test_kept_lines_are_unchanged_without_the_rules_for_web_pages(rule):
     assert clean(f"{CODE} aaaaaaaaaa\n b", **off | {"max_word_length": 9})[0] == f"{CODE} b"
 
 
+def test_nothing_after_the_last_line_feed_is_no_line():
+    off = {"web_rules": False, "max_word_length": None, "min_sentences_per_page": 0}
+    assert clean("One line\n", **off, min_words_per_line=2) == ("One line\n", {"lines_passed": 1})
+
+
 def test_lines_without_text_are_no_sentences():
     off = {"web_rules": False, "max_word_length": None, "min_words_per_line": 0}
     assert clean("One line", "", " ", "Another line", **off)[1] == {"lines_passed": 4, "too_few_sentences": 1}
