@@ -72,7 +72,7 @@ class Kinds(Mapping[str, type[T]]):
 
     def __init__(self, kinds: str, base: type[T], key: str, shipped: Mapping[str, str]):
         self._base, self._key = base, key
-        self._classes: dict[str, str | EntryPoint] = {**shipped, **_by_name(kinds, shipped)}
+        self._classes: dict[str, str | EntryPoint] = {**shipped, **by_name(kinds, shipped)}
 
     def __getitem__(self, name: str) -> type[T]:
         found = self._classes[name]
@@ -97,17 +97,22 @@ def offered(kinds: str, base: type[T], shipped: Collection[str] = (), key: str |
     `shipped`: names that this package has itself. `key`: the field whose default must be the name. Raises UserError for
     an entry point that can't be imported, is no subclass of `base` or has another default, and for two of one name.
     """
-    return {name: _loaded(entry, base, key) for name, entry in _by_name(kinds, shipped).items()}
+    return {name: _loaded(entry, base, key) for name, entry in by_name(kinds, shipped).items()}
 
 
-def _loaded(entry: EntryPoint, base: type[T], key: str | None) -> type[T]:
+def imported(entry: EntryPoint) -> Any:
+    """What the entry point names. Raises UserError if it can't be imported."""
     was_begun = entry.module in sys.modules
     try:
-        loaded = entry.load()
+        return entry.load()
     except Exception as error:
         # A program imports this module, which has imported the module that calls this function.
         way_out = f"; import pretrain.config before {entry.module}" if was_begun else ""
         raise UserError(f"{_where(entry)} can't be imported: {error}{way_out}") from None
+
+
+def _loaded(entry: EntryPoint, base: type[T], key: str | None) -> type[T]:
+    loaded = imported(entry)
     if not (isinstance(loaded, type) and issubclass(loaded, base)):
         raise UserError(f"{_where(entry)} is no subclass of {base.__name__}")
     field: Any = getattr(loaded, "model_fields", {}).get(key)
@@ -116,7 +121,9 @@ def _loaded(entry: EntryPoint, base: type[T], key: str | None) -> type[T]:
     return loaded
 
 
-def _by_name(kinds: str, shipped: Collection[str]) -> dict[str, EntryPoint]:
+def by_name(kinds: str, shipped: Collection[str]) -> dict[str, EntryPoint]:
+    """The entry points `encdec_pretrain.KINDS` of all installed packages. Raises UserError for two of one name, or with
+    a name in `shipped`."""
     found: dict[str, EntryPoint] = {}
     for entry in _entries(kinds):
         if entry.name in shipped or found.setdefault(entry.name, entry).value != entry.value:

@@ -1,8 +1,9 @@
 """The Typer application, and what several commands share: arguments."""
 
 from collections.abc import Iterator, Mapping, MutableMapping
+from functools import cached_property
 from importlib import import_module
-from importlib.metadata import entry_points
+from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Annotated, Any, cast
 
@@ -13,7 +14,6 @@ from data_pipeline.base import packages
 from data_pipeline.base.command import Version, config_path, path_argument
 from data_pipeline.base.errors import UserError
 
-_OFFERED = "encdec_pretrain.commands"
 HELP = "Train models on corpora; evaluate them, generate text with them, export and track them."
 _MODULES = {  # of this package, by command, in the order of the help
     **dict.fromkeys(("train", "plan", "dashboard", "runs", "picture", "sync"), "runs"),
@@ -28,21 +28,25 @@ class _Commands(Mapping[str, Any]):
     `encdec_pretrain.commands` name a Typer application each.
 
     A command's module, which has the Typer application `commands` if it ships, is imported when the command is looked
-    up. Raises UserError for the command of a package in `examples` that isn't installed.
+    up. Raises UserError for the command of a package in `examples` that isn't installed, and as `packages.by_name`.
     """
+
+    @cached_property
+    def _offered(self) -> dict[str, EntryPoint]:
+        return packages.by_name("commands", _MODULES)
 
     def __getitem__(self, name: str) -> Any:
         if name in _MODULES:
             found = typer.main.get_command(import_module(f"pretrain.cli.{_MODULES[name]}").commands)
             return found.commands[name] if isinstance(found, TyperGroup) else found
-        if name in (offered := entry_points(group=_OFFERED)).names:
-            return typer.main.get_command(offered[name].load())
+        if name in self._offered:
+            return typer.main.get_command(packages.imported(self._offered[name]))
         if packages.example("commands", name):
             raise UserError(packages.missing("commands", name))
         raise KeyError(name)
 
     def __iter__(self) -> Iterator[str]:
-        return iter([*_MODULES, *sorted(entry_points(group=_OFFERED).names)])
+        return iter([*_MODULES, *self._offered])
 
     def __len__(self) -> int:
         return len([*self])

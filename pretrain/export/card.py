@@ -46,6 +46,13 @@ class Lineage:
     sections: Sequence[str] = ()
     starts_from: str | None = None
 
+    @property
+    def origin(self) -> str:
+        """What was done to the weights here, as far as is known."""
+        if self.starts_from:
+            return "trained"
+        return "pretrained" if self.name else "exported"
+
 
 def lineage(checkpoint: Path) -> Lineage:
     """The lineage of `checkpoint`, from its files and, as far as they exist, its run and corpora."""
@@ -108,7 +115,7 @@ def page(lineage: Lineage, config: ModelConfig, hf: HFModel, tokenizer: Tokenize
         f"---\n{metadata.to_yaml()}\n---",
         f"# {lineage.name or config.family}",
         f"A model of the family `{config.family}` with {meta_model(config).num_parameters():,} parameters, "
-        f"{'trained' if lineage.starts_from else 'pretrained'} with encdec-pretrain.",
+        f"{lineage.origin} with encdec-pretrain.",
         *([f"Starts from: `{lineage.starts_from}`."] if lineage.starts_from else []),
         "## How to load it\n\ntransformers 5:",
         _with_ids(tokenizer, config, hf, lineage.objective, arguments)

@@ -209,7 +209,7 @@ def _settings(saved: Json, stored: Iterable[str], hf: HFModel, path: Path) -> tu
     import transformers  # 1.4 s and 69 MB: an export and a wrong directory do without
 
     theirs = None
-    settings = saved
+    settings = {"rope_factor": 1.0, **saved} if hf.code else saved  # which earlier exports lack
     keys = None if hf.names is None else hf.all_keys
     weights.check_depths(saved, stored, keys, path)  # before transformers makes lists as long as there are layers
     if not hf.code:

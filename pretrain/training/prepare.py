@@ -78,7 +78,7 @@ class PreparedRun:
             mixture=self.stream.mixture,
             settings=self.config.checkpoint,
             resumed=self.train_state.step if self.resume else None,
-            objective=self.training[0].objective.name,
+            objective=self.training[0].objective.kind_of_batches,
         )
 
     @property

@@ -160,7 +160,7 @@ def configure_arithmetic(compute: ComputeSection) -> None:
 
 
 def _kernel_cache() -> Path:
-    """This user's folder for compiled kernels, on a disk of the node. It is a new one if another user may write to the
+    """This user's folder for compiled kernels, on a disk of the node. It is a new one if everybody may write to the
     usual folder, since kernels are code that runs."""
     usual = Path(tempfile.gettempdir(), f"encdec-pretrain-kernels-{os.getuid()}")
     with contextlib.suppress(FileExistsError):  # no folder

@@ -1,39 +1,18 @@
-"""`pretrain attention`: draws the attention of a saved model on a text."""
+"""Draws the attention of a saved model on a text."""
 
 from pathlib import Path
-from typing import Annotated
 
 import torch
-import typer
 
 from data_pipeline.base.atomic import write_together
-from data_pipeline.base.command import path_option
 from data_pipeline.base.errors import UserError
 from diagnostics.attention_maps import attention_figure, attention_patterns
-from pretrain import loaded
-from pretrain.cli.app import SavedModel
 from pretrain.engine.checkpoint.trained import TrainedModel
 from pretrain.evaluate import record
 from pretrain.evaluate.generation.decoding import generate
 from pretrain.evaluate.generation.settings import GenerationSettings
 from pretrain.evaluate.generation.texts import input_ids
 from pretrain.models import FAMILIES
-
-app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-
-
-@app.command(epilog="Example: pretrain attention runs/quickstart 'The <extra_id_0> is red.'")
-def _attention(
-    checkpoint: SavedModel,
-    text: Annotated[str, typer.Argument(metavar="TEXT", help="The model's input; it may have <extra_id_0> … .")],
-    target: Annotated[str | None, typer.Option(help="The decoder's input. Default: the model's answer.")] = None,
-    tokens: Annotated[int, typer.Option(min=1, help="Maximum number of tokens on an axis.")] = 40,
-    out: Annotated[Path | None, path_option("--out", "The directory for the pictures. Default: attention.")] = None,
-) -> None:
-    """Draw the attention weights of each layer and head."""
-    trained = loaded.open_model(checkpoint).on_best_device()
-    for path in draw_attention(trained, text, target, tokens, out or Path("attention")):
-        print(path)
 
 
 def draw_attention(trained: TrainedModel, text: str, target: str | None, most: int, out: Path) -> list[Path]:

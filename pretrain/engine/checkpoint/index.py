@@ -54,7 +54,7 @@ class Origin:
     """The facts that all checkpoints of `run` have in common, as seen by one of its ranks.
 
     `mixture` has the number of rows of each corpus before a position. `resumed`: the step that the run has resumed
-    from. `objective`: the name of the first training corpus's objective.
+    from. `objective`: the kind of batches of the first training corpus's objective.
     """
 
     run: Path
@@ -80,7 +80,7 @@ class Index:
         files: by path below the checkpoint.
         weights: the fingerprint of the fp32 weights in use, before they were copied.
         family_from: the package that offers the model's family; "" for a family of this project.
-        objective: the name of the objective that the run trains with; None: unknown.
+        objective: the kind of batches that the run trains on, an objective's name; None: unknown.
     """
 
     train_state: TrainState

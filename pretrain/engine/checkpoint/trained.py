@@ -94,7 +94,7 @@ def config_of_run(checkpoint: Path) -> RunConfig | None:
 
 
 def objective_of(directory: Path, index: Index) -> str | None:
-    """The name of the objective that the run of the checkpoint in `directory` trains with; None: unknown.
+    """The kind of batches that the run of the checkpoint in `directory` trains on: an objective's name; None: unknown.
 
     Checkpoints of earlier versions lack the name. Their run file has the name, or the first corpus that is still the
     same.
@@ -108,9 +108,11 @@ def objective_of(directory: Path, index: Index) -> str | None:
         return None
     fingerprints = {one["corpus"] for one in data.get("train", [])}
     for entry in yaml.safe_load(path.read_text(encoding="utf-8"))["data"]["train"]:
+        if "://" in entry["corpus"] and not models.FAMILIES[index.model.family].inputs_begin_with_bos:
+            continue  # nothing depends on the objective that would be worth waiting for a store
         with contextlib.suppress(UserError):
             if (corpus := open_corpus(entry["corpus"])).fingerprint in fingerprints:
-                return corpus.objective.name
+                return corpus.objective.kind_of_batches
     return None
 
 

@@ -348,6 +348,13 @@ UNSCALED = {"rope_type": "default", "rope_theta": 1e6}
 SCALED = {"rope_type": "linear", "rope_theta": 1e4, "factor": 8.0}
 
 
+def test_an_export_of_an_earlier_version_without_rope_factor_is_read(saved, tmp_path):
+    _, expected = load_state(written(saved, "modern", tmp_path))
+    config, found = load_state(written(saved, "modern", tmp_path, {"rope_factor": ...}))
+    assert config.rope_factor == 1.0
+    assert found.keys() == expected.keys()
+
+
 @each(
     "kind, key, value, why",
     [
@@ -362,7 +369,7 @@ SCALED = {"rope_type": "linear", "rope_theta": 1e4, "factor": 8.0}
         ("BART", "dropout", 1.5, "dropout: input should be less than 1, got 1.5"),
         ("Qwen3", "num_key_value_heads", 3, f"num_key_value_heads: {HEADS}"),
         ("T5 v1.1", "d_model", "x", "…d_model…"),
-        ("BART", "model_type", "pegasus", "model_type is 'pegasus', not one of t5…"),
+        ("BART", "model_type", "xlm", "model_type is 'xlm', not one of t5…"),
         ("BART", "decoder_attention_heads", 2, "…encoder_attention_heads is 4 and decoder_attention_heads is 2…"),
         ("BART", "encoder_layerdrop", 0.1, f"{NOT_OURS}: encoder_layerdrop is 0.1, but must be 0.0"),
         ("BART", "decoder_start_token_id", 0, "…but our bart starts from EOS, 1"),
