@@ -21,7 +21,7 @@ def attention(
     out: Annotated[Path | None, path_option("--out", "The directory for the pictures. Default: attention.")] = None,
 ) -> None:
     """Draw the attention weights of each layer and head."""
-    from diagnostics.attention import draw_attention
+    from diagnostics.attention import draw_attention  # torch takes seconds
     from pretrain import loaded
 
     trained = loaded.open_model(checkpoint).on_best_device()
