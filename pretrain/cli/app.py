@@ -28,7 +28,8 @@ class _Commands(Mapping[str, Any]):
     `encdec_pretrain.commands` name a Typer application each.
 
     A command's module, which has the Typer application `commands` if it ships, is imported when the command is looked
-    up. Raises UserError for the command of a package in `examples` that isn't installed, and as `packages.by_name`.
+    up. Iterating gives those that ship, since the help, which lists them, would import the packages of all others.
+    Raises UserError for the command of a package in `examples` that isn't installed, and as `packages.by_name`.
     """
 
     @cached_property
@@ -46,10 +47,10 @@ class _Commands(Mapping[str, Any]):
         raise KeyError(name)
 
     def __iter__(self) -> Iterator[str]:
-        return iter([*_MODULES, *self._offered])
+        return iter(_MODULES)
 
     def __len__(self) -> int:
-        return len([*self])
+        return len(_MODULES)
 
 
 class _Group(TyperGroup):

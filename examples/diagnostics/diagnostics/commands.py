@@ -1,5 +1,4 @@
-"""The command `pretrain attention`. What only its work needs is imported when it runs, since `pretrain --help` imports
-this module."""
+"""The command `pretrain attention`. What its work needs is imported when it runs, not for its help."""
 
 from pathlib import Path
 from typing import Annotated
