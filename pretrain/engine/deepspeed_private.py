@@ -94,7 +94,7 @@ def weights_by_group(engine: DeepSpeedEngine) -> list[tuple[Tensor, dict[str, tu
 def _of_stages_1_and_2(engine: DeepSpeedEngine) -> Iterator[FlatBuffer]:
     partitions = engine.optimizer.single_partition_of_fp32_groups
     for (_, parameters), partition in zip(weights_by_group(engine), partitions, strict=True):
-        begins = dist.get_rank() * partition.numel()
+        begins = engine.global_rank * partition.numel()
         of_each = [(name, tuple(one.shape), place - begins) for name, (one, place) in parameters.items()]
         yield FlatBuffer(partition, [Fragment.inside(*one, partition) for one in of_each])
 
@@ -106,15 +106,16 @@ def _of_stage_3(engine: DeepSpeedEngine) -> Iterator[FlatBuffer]:
         found, offset = [], 0
         for parameter in parameters:
             shape = tuple(parameter.ds_shape)
-            found.append(Fragment(names[id(parameter)], shape, *_share_of(parameter), tensor, offset))
+            start, size = _share_of(parameter, engine.global_rank)
+            found.append(Fragment(names[id(parameter)], shape, start, size, tensor, offset))
             offset += parameter.partition_numel()
         yield FlatBuffer(tensor, found)
 
 
-def _share_of(parameter: Any) -> tuple[int, int]:
-    """Start and size of the share of a parameter that ZeRO-3 gives this rank, without padding."""
+def _share_of(parameter: Any, rank: int) -> tuple[int, int]:
+    """Start and size of the share of a parameter that ZeRO-3 gives a rank, without padding."""
     share = parameter.partition_numel()  # with padding, which may be all of the last ranks' share
-    start = min(dist.get_rank() * share, parameter.ds_numel)
+    start = min(rank * share, parameter.ds_numel)
     return start, min(share, parameter.ds_numel - start)
 
 
@@ -127,13 +128,13 @@ def local_weights(engine: DeepSpeedEngine) -> Iterator[tuple[Tensor, int, bool]]
     sharded = [parameter for parameter in parameters if hasattr(parameter, "ds_id")]
     if any(parameter.ds_tensor.status.name != "AVAILABLE" for parameter in sharded):
         return None
-    return (_local(parameter) for parameter in parameters)
+    return (_local(parameter, engine.global_rank) for parameter in parameters)
 
 
-def _local(parameter: Any) -> tuple[Tensor, int, bool]:
+def _local(parameter: Any, rank: int) -> tuple[Tensor, int, bool]:
     if not hasattr(parameter, "ds_id"):
         return parameter.data.view(-1), 0, True
-    start, size = _share_of(parameter)
+    start, size = _share_of(parameter, rank)
     return parameter.ds_tensor.data[:size], start, False
 
 

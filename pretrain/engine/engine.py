@@ -170,7 +170,7 @@ class Engine:
         self._same_use: SameUse | None = None
         if not sharding.local and sharding.ranks > 1:
             gathered = gathered_at_once(self.module, config.compute) if self._sharded else []
-            self._same_use = SameUse(self.module, gathered, ways_to_add_locally(config))
+            self._same_use = SameUse(self.module, gathered, sharding.ranks, ways_to_add_locally(config))
         self._gradients: Gradients = (
             LocalGradients(engine, config.optimizer.gradient_clipping)
             if sharding.local

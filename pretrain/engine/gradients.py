@@ -10,7 +10,6 @@ from typing import Protocol
 
 import deepspeed
 import torch
-import torch.distributed as dist
 from deepspeed.runtime.engine import DeepSpeedEngine
 from torch import Tensor, nn
 
@@ -61,7 +60,7 @@ class LocalGradients:
         self.scale = 1.0
         self.norm = math.inf
         self._engine, self._clip_norm = engine, clip_norm or math.inf
-        self._ranks, rank = dist.get_world_size(), dist.get_rank()
+        self._ranks, rank = engine.world_size, engine.global_rank
         self._parameters: list[Tensor] = []
         self._views: list[Tensor] = []  # of each parameter's gradient
         self._buffers: list[Tensor] = []
@@ -125,7 +124,7 @@ class ReducedByDeepSpeed:
     def __init__(self, engine: DeepSpeedEngine, same_use: SameUse | None):
         self.model, self.norm = engine, math.inf
         self._same_use = same_use
-        self.scale = float(dist.get_world_size())  # DeepSpeed averages over the ranks
+        self.scale = float(engine.world_size)  # DeepSpeed averages over the ranks
         self._engine = engine
 
     def add(self, loss: Tensor, first: bool, last: bool) -> None:

@@ -10,7 +10,6 @@ from functools import partial
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 
 from data_pipeline.base.errors import UserError
@@ -29,10 +28,11 @@ class SameUse:
     steps, they compare what each has used once the step has ended.
     """
 
-    def __init__(self, model: nn.Module, gathered: Sequence[nn.Module], remedy: str):
-        """`gathered`: the modules whose weights the ranks gather together. `remedy`: what the user can do."""
+    def __init__(self, model: nn.Module, gathered: Sequence[nn.Module], ranks: int, remedy: str):
+        """`gathered`: the modules whose weights the ranks gather together. `ranks`: the number of ranks. `remedy`: what
+        the user can do."""
         self._names = {id(parameter): name for name, parameter in model.named_parameters()}
-        self._remedy = remedy
+        self._ranks, self._remedy = ranks, remedy
         self._used: set[str] = set()  # in the backward passes of this step
         for name, parameter in model.named_parameters():
             parameter.register_post_accumulate_grad_hook(partial(self._note, name))
@@ -74,7 +74,7 @@ class SameUse:
 
     def check(self, ranks: dict[str, float]) -> None:
         """Called after the step. `ranks`: how many ranks have used each parameter."""
-        if different := [name for name, number in ranks.items() if 0 < number < dist.get_world_size()]:
+        if different := [name for name, number in ranks.items() if 0 < number < self._ranks]:
             self._refuse(different)
 
     def _refuse(self, names: list[str]) -> None:
