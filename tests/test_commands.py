@@ -288,3 +288,18 @@ def test_an_option_that_would_do_nothing_beside_the_others_is_refused(arguments,
     for name in ("SLURM_JOB_NODELIST", "RANK"):
         monkeypatch.delenv(name, raising=False)
     assert refused_here(2, *shlex.split(arguments)).startswith(f"error: {said}")
+
+
+@each(
+    "command, bound",
+    [
+        *(("pretrain experiment none --seeds", 1000), ("pretrain experiment none --at-once", 1000)),
+        *(("launch local none.yaml --ranks", 1024), ("launch doctor --ranks", 1024)),
+        *(("launch slurm none.yaml --gpus-per-node", 1024), ("launch slurm none.yaml --chain", 1000)),
+    ],
+)
+def test_so_many_processes_are_refused_before_they_are_listed(command, bound):
+    done = run_here(*command.split(), "10000000000")
+    said = " ".join(done.stderr.replace("│", " ").split())
+    assert done.returncode == 2
+    assert f"Invalid value for '{command.split()[-1]}': Input should be less than or equal to {bound}" in said

@@ -1,5 +1,6 @@
 """Figures that commands print in the docs, computed again, and the pictures that docs/pictures draws. The figures of
-`pretrain plan` are in pretrain/test_plan.py, those of docs/results/recipes.md in pretrain/test_recipes.py."""
+`pretrain plan` are in pretrain/cli/test_runs.py, those of docs/results/recipes.md in pretrain/config/test_recipes.py.
+"""
 
 import gzip
 import hashlib

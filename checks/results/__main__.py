@@ -23,7 +23,7 @@ TABLES = experiments.TABLES | operations.TABLES | gpu.TABLES | loss_curves.TABLE
 WHOLE = {
     "performance.md": "make bench",  # from benchmarks/results
     "recipes.md": "python benchmarks/recipes.py --write",  # tests/pretrain/config/test_recipes.py
-    "plans.md": "pretrain plan",  # tests/pretrain/tools/test_plan.py
+    "plans.md": "pretrain plan",  # tests/pretrain/cli/test_runs.py
 }
 """Pages that a command writes or prints, which a test or this check runs again."""
 

@@ -22,7 +22,6 @@ from pretrain.run.world import World
 from pretrain.training import preflight as module
 from pretrain.training.preflight import device_problems
 from pretrain.training.prepare import prepare
-from tests.support.in_process import run_here
 from tests.support.runs import run_file
 from tests.support.small_runs import run_config
 from tests.support.tables import each
@@ -538,21 +537,6 @@ def test_a_number_that_no_machine_works_with_is_refused_before_anything_begins(c
     (found,) = str(error.value).splitlines()
     assert found.partition("run.yaml: ")[2].startswith(f"{override.partition('=')[0]}: expected ")
     assert bound in found
-
-
-@each(
-    "command, bound",
-    [
-        *(("pretrain experiment none --seeds", 1000), ("pretrain experiment none --at-once", 1000)),
-        *(("launch local none.yaml --ranks", 1024), ("launch doctor --ranks", 1024)),
-        *(("launch slurm none.yaml --gpus-per-node", 1024), ("launch slurm none.yaml --chain", 1000)),
-    ],
-)
-def test_so_many_processes_are_refused_before_they_are_listed(command, bound):
-    done = run_here(*command.split(), "10000000000")
-    said = " ".join(done.stderr.replace("│", " ").split())
-    assert done.returncode == 2
-    assert f"Invalid value for '{command.split()[-1]}': Input should be less than or equal to {bound}" in said
 
 
 def test_shipped_runs_for_gpus_choose_their_micro_batch():
