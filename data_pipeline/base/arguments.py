@@ -1,12 +1,14 @@
-"""Checks arguments of Python calls: a wrong one is a UserError, as it is on the command line."""
+"""Checks arguments of Python calls: a wrong one is a UserError, as it is on the command line. Reads lines of text from
+a file or a pipe."""
 
 import operator
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from data_pipeline.base import paths
 from data_pipeline.base.errors import UserError
+from data_pipeline.base.formatting import is_utf8
 
 _LARGEST = 2**63 - 1
 
@@ -63,6 +65,27 @@ def texts(given: Any) -> list[str]:
         if not isinstance(one, str):
             raise UserError(f"texts.{number}: expected a text, got {one!r}")
     return found
+
+
+def lines_of(source: Path | TextIO) -> list[str]:
+    """The lines of a file, or of `source` to its end. Raises UserError if there are none, or they can't be read."""
+    name = source if isinstance(source, Path) else "stdin"
+    try:
+        read = (
+            source.read_text(encoding="utf-8-sig", errors="surrogateescape")
+            if isinstance(source, Path)
+            else source.read()
+        )
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{name}: can't be read: {error}") from None
+    lines = read.split("\n")
+    if wrong := [number for number, line in enumerate(lines, 1) if not is_utf8(line)]:
+        raise UserError(f"{name}: line {wrong[0]} isn't UTF-8")
+    if lines[-1] == "":
+        del lines[-1]
+    if not lines:
+        raise UserError(f"{name}: has no line of text")
+    return lines
 
 
 def _as_int(given: Any) -> int | None:

@@ -3,6 +3,7 @@
 import contextlib
 import errno
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -137,3 +138,16 @@ def failing_in_one_line(place: Path, way_out: str) -> Iterator[None]:
         if failed := of_files(error, place, way_out):
             raise failed from None
         raise
+
+
+@contextlib.contextmanager
+def os_errors() -> Iterator[None]:
+    """Turns an error of the libraries safetensors and tokenizers that an error of the system has caused into the
+    OSError."""
+    try:
+        yield
+    except Exception as error:  # tokenizers has no class of its own
+        code = re.search(r"os error (\d+)", str(error))
+        if code is None:
+            raise
+        raise OSError(int(code[1]), os.strerror(int(code[1]))) from None

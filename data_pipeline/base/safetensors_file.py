@@ -3,8 +3,6 @@
 import contextlib
 import json
 import math
-import os
-import re
 import struct
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -13,24 +11,11 @@ from typing import Any
 import numpy as np
 from safetensors.numpy import save_file
 
-from data_pipeline.base.errors import FailedError, one_line
+from data_pipeline.base.errors import FailedError, one_line, os_errors
 from data_pipeline.base.store import ReadRanges, Store
 
 _DTYPES = {"U16": np.uint16, "U32": np.uint32, "U64": np.uint64, "I64": np.int64}
 _NAMES = {np.dtype(kind): name for name, kind in _DTYPES.items()}
-
-
-@contextlib.contextmanager
-def os_errors() -> Iterator[None]:
-    """Turns an error of the libraries safetensors and tokenizers that an error of the system has caused into the
-    OSError."""
-    try:
-        yield
-    except Exception as error:  # tokenizers has no class of its own
-        code = re.search(r"os error (\d+)", str(error))
-        if code is None:
-            raise
-        raise OSError(int(code[1]), os.strerror(int(code[1]))) from None
 
 
 def write_arrays(path: Path, arrays: Mapping[str, np.ndarray], metadata: dict[str, str] | None = None) -> None:

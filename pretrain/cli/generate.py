@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Annotated, TextIO, cast
 
 import typer
 
+from data_pipeline.base.arguments import lines_of
 from data_pipeline.base.command import json_for, path_option, refuse_options
 from data_pipeline.base.errors import UserError
 from data_pipeline.base.progress import Progress, track
 from pretrain.cli.app import SavedModel
-from pretrain.evaluate.generation.lines import lines_of
 
 commands = typer.Typer(add_completion=False)
 # The command imports what it runs, so that --help and the message about a wrong option are quick: PyTorch takes 2 s and

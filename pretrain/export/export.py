@@ -9,8 +9,7 @@ from huggingface_hub import save_torch_state_dict
 from torch import Tensor
 
 from data_pipeline.base.atomic import new_directory, write_json
-from data_pipeline.base.errors import UserError
-from data_pipeline.base.safetensors_file import os_errors
+from data_pipeline.base.errors import UserError, os_errors
 from data_pipeline.corpus.tokenizer import Tokenizer
 from data_pipeline.corpus.tokenizer.ids import Ids
 from pretrain.export import card, sentence_transformers_files, tokenizer_files

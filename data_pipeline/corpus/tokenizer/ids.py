@@ -70,6 +70,10 @@ class Ids(TextModel):
         return dict(enumerate(_NAMES, self.vocab_size))
 
     @property
+    def settings(self) -> Mapping[str, object]:
+        return {"vocab_size": self.vocab_size}
+
+    @property
     def files(self) -> Mapping[str, bytes]:
         return {MODEL: json.dumps(asdict(_Saved(self.vocab_size))).encode() + b"\n"}
 

@@ -92,6 +92,11 @@ class TextModel(Protocol):
         return {}
 
     @property
+    def settings(self) -> Mapping[str, object]:
+        """The keys of a corpus file, besides `kind` and `path`, that make this model."""
+        return {}
+
+    @property
     def files(self) -> Mapping[str, bytes]:
         """The content of the model's files, by name."""
 

@@ -25,7 +25,6 @@ from data_pipeline.base.json_file import PathBelow, read_json
 from data_pipeline.base.packages import missing
 from data_pipeline.base.store import Store
 from data_pipeline.corpus.tokenizer.config import KINDS
-from data_pipeline.corpus.tokenizer.ids import Ids
 from data_pipeline.corpus.tokenizer.text_model import ROLES, TextModel
 from data_pipeline.text.vocabulary import Vocabulary
 
@@ -271,8 +270,6 @@ def as_section(tokenizer: Tokenizer, directory: Path) -> str:
     settings: dict[str, Any] = {"kind": model.kind}
     if "path" in KINDS[model.kind].model_fields:
         settings["path"] = str(directory / FOLDER)
-    if isinstance(model, Ids):
-        settings["vocab_size"] = model.vocab_size
-    settings |= {"special_tokens": [*tokenizer.special_tokens], "sentinels": tokenizer.sentinels}
+    settings |= {**model.settings, "special_tokens": [*tokenizer.special_tokens], "sentinels": tokenizer.sentinels}
     shown = yaml.safe_dump(settings, default_flow_style=True, sort_keys=False, allow_unicode=True, width=float("inf"))
     return f"tokenizer: {shown.strip()}"

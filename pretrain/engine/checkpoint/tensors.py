@@ -17,10 +17,9 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from data_pipeline.base.atomic import atomic_file, atomic_path
-from data_pipeline.base.errors import FailedError, UserError
+from data_pipeline.base.errors import FailedError, UserError, os_errors
 from data_pipeline.base.formatting import first_few
 from data_pipeline.base.json_file import read_json
-from data_pipeline.base.safetensors_file import os_errors
 from pretrain import models
 from pretrain.engine.checkpoint import BUFFERS, index, rank_file
 from pretrain.engine.checkpoint.directory import candidates

@@ -14,7 +14,6 @@ from data_pipeline.base import arguments
 from data_pipeline.base.atomic import fingerprint
 from data_pipeline.base.errors import UserError
 from data_pipeline.corpus.tokenizer import Tokenizer
-from pretrain.evaluate.generation.lines import lines_of
 from pretrain.evaluate.generation.settings import GenerationSettings
 
 
@@ -115,7 +114,7 @@ class AllowedOutputs:
         """The outputs in the lines of a file: texts or, in a file whose name ends with .jsonl, JSON strings and lists
         of ids. Raises UserError for a file that can't be read, and for a line that is no output."""
         outputs: list[str | list[int]] = []
-        for number, line in enumerate(lines_of(path), 1):
+        for number, line in enumerate(arguments.lines_of(path), 1):
             try:
                 output = json.loads(line) if path.suffix == ".jsonl" else line
             except json.JSONDecodeError:
