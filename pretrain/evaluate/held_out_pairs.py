@@ -1,6 +1,6 @@
 """Reads the held-out text-to-text pairs that hooks answer."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import NamedTuple
@@ -11,10 +11,13 @@ from data_pipeline.corpus import Corpus
 from data_pipeline.corpus.documents import document_files
 from data_pipeline.corpus.objectives.objective import Objective
 from data_pipeline.corpus.objectives.text_to_text import InOneRow, TextToText
+from data_pipeline.corpus.tokenizer import Tokenizer
 from data_pipeline.sources import formats
 from data_pipeline.sources.record import Input, ReadStats
 from pretrain.config.evaluation import PairsSettings
 from pretrain.evaluate.generation.blanks import held_out_documents
+from pretrain.evaluate.generation.texts import beginning
+from pretrain.models import FAMILIES, ModelConfig
 
 
 @dataclass(frozen=True)
@@ -39,6 +42,15 @@ class Task(NamedTuple):
     questions: list[Question]
     corpus: Corpus | None
     trained_on: str | None
+
+    def beginning(self, config: ModelConfig, tokenizer: Tokenizer) -> list[int]:
+        """The ids that inputs and answers of a model of `config` begin with."""
+        return beginning(tokenizer.vocabulary, FAMILIES[config.family], self.trained_on)
+
+    def input_ids(self, texts: Iterable[str], tokenizer: Tokenizer, begin: Sequence[int]) -> list[list[int]]:
+        """The ids of inputs, which begin with `begin` and end with EOS, cut to `inputs_length`."""
+        most = self.objective.inputs_length - 1 - len(begin)
+        return [[*begin, *ids[:most], tokenizer.vocabulary.eos] for ids in tokenizer.encode([*texts])]
 
 
 def tasks(settings: PairsSettings, corpora: Mapping[str, Corpus]) -> list[Task]:

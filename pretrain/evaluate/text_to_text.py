@@ -15,11 +15,10 @@ from data_pipeline.base.errors import UserError
 from pretrain.config.evaluation import TextToTextSettings
 from pretrain.evaluate import held_out_pairs
 from pretrain.evaluate.generation.settings import GenerationSettings
-from pretrain.evaluate.generation.texts import before_eos, bos_of, without_bos, written
+from pretrain.evaluate.generation.texts import before_eos, without_bos, written
 from pretrain.evaluate.held_out_pairs import Question, Task
 from pretrain.evaluate.hook import EvalResult, Evaluation, Row
 from pretrain.evaluate.prompt_format import Prompt, PromptFormat, PromptScores
-from pretrain.models import FAMILIES
 from pretrain.models.model import Model
 from pretrain.run import watchdog
 
@@ -86,12 +85,8 @@ class TextToTextAnswers:
         vocabulary, objective = tokenizer.vocabulary, task.objective
         form = PromptFormat.choose(model.config, vocabulary, None, objective.name)
         causal = form.form == "continuation"
-        bos = bos_of(vocabulary, FAMILIES[model.config.family], task.trained_on)
-        begin = [] if bos is None else [bos]
-        inputs = [
-            [*begin, *ids[: objective.inputs_length - 1 - len(begin)], vocabulary.eos]
-            for ids in tokenizer.encode([question.text for question in questions])
-        ]
+        begin = task.beginning(model.config, tokenizer)
+        inputs = task.input_ids((question.text for question in questions), tokenizer, begin)
         answers = [Answer() for _ in inputs]
         if settings.writes:
             most = settings.max_new_tokens or objective.targets_length
