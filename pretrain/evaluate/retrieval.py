@@ -3,6 +3,7 @@
 import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from data_pipeline.base.open_store import open_store
@@ -13,13 +14,10 @@ from pretrain.evaluate.generation.allowed import AllowedOutputs
 from pretrain.evaluate.generation.decoding import search
 from pretrain.evaluate.generation.settings import GenerationSettings
 from pretrain.evaluate.generation.texts import before_eos, padded
-from pretrain.evaluate.held_out_pairs import Task, tasks
+from pretrain.evaluate.held_out_pairs import Task, tasks, until_late
 from pretrain.evaluate.hook import EvalResult, Evaluation, Row
 from pretrain.models import FAMILIES, ModelConfig
 from pretrain.models.model import Model
-from pretrain.run import watchdog
-
-_AT_ONCE = 32  # inputs that a rank answers between two checks of the budget
 
 
 @dataclass(frozen=True)
@@ -67,13 +65,8 @@ class Retrieval:
         with evaluation.whole_model() as model:
             for one in self._catalogues:
                 retriever = _Retriever(model, tokenizer, one, self._settings)
-                found: list[list[str]] = []
-                step = _AT_ONCE * evaluation.held_out.layout.ranks
-                for start in range(0, len(one.queries), step):
-                    watchdog.alive()
-                    found += evaluation.shared(one.queries[start : start + step], retriever.found, list[str])
-                    if evaluation.collectives.late:
-                        break
+                shared = partial(evaluation.shared, work=retriever.found, kind=list[str])
+                found: list[list[str]] = until_late(evaluation, one.queries, shared)
                 name, values = one.task.name, self._metrics(one.queries, found)
                 metrics |= {f"retrieval/{name}/{metric}": value for metric, value in values.items()}
                 tables[f"retrieval/{name}"] = [

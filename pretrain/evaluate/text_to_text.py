@@ -20,9 +20,7 @@ from pretrain.evaluate.held_out_pairs import Question, Task
 from pretrain.evaluate.hook import EvalResult, Evaluation, Row
 from pretrain.evaluate.prompt_format import Prompt, PromptFormat, PromptScores
 from pretrain.models.model import Model
-from pretrain.run import watchdog
 
-_AT_ONCE = 32  # rows that a rank answers between two checks of the budget
 _MOST_CHOICES = 1000
 
 
@@ -60,16 +58,10 @@ class TextToTextAnswers:
             self._tasks = [
                 task._replace(questions=_with_choices(task.questions, self._settings)) for task in found_tasks
             ]
-        step = _AT_ONCE * evaluation.held_out.layout.ranks
         with evaluation.whole_model() as model:
             for task in self._tasks:
-                answers: list[Answer] = []
-                for start in range(0, len(task.questions), step):
-                    watchdog.alive()
-                    some = task.questions[start : start + step]
-                    answers += self._answers(task, some, model, evaluation)
-                    if evaluation.collectives.late:
-                        break
+                work = partial(self._answers, evaluation, model, task)
+                answers = held_out_pairs.until_late(evaluation, task.questions, work)
                 answered = task.questions[: len(answers)]
                 found = self._metrics(answered, answers)
                 metrics |= {f"text_to_text/{task.name}/{name}": value for name, value in found.items()}
@@ -79,7 +71,7 @@ class TextToTextAnswers:
                     break
         return EvalResult(metrics, tables, lines=lines)
 
-    def _answers(self, task: Task, questions: Sequence[Question], model: Model, evaluation: Evaluation) -> list[Answer]:
+    def _answers(self, evaluation: Evaluation, model: Model, task: Task, questions: Sequence[Question]) -> list[Answer]:
         """The answers to some questions of `task`, in order. The ranks divide the questions."""
         tokenizer, settings = evaluation.held_out.tokenizer, self._settings
         vocabulary, objective = tokenizer.vocabulary, task.objective
@@ -114,9 +106,8 @@ class TextToTextAnswers:
         references = [question.references for question in questions]
         found: dict[str, float] = {}
         for name in self._settings.metrics:
-            ranked = name == "rank_accuracy"
-            texts = [answer.chosen if ranked else answer.written for answer in answers]
-            found[name] = ANSWER_METRICS["exact_match" if ranked else name](texts, references)
+            texts = [answer.chosen if name == "rank_accuracy" else answer.written for answer in answers]
+            found[name] = ANSWER_METRICS[name](texts, references)
         return found
 
     def _table(self, questions: Sequence[Question], answers: Sequence[Answer]) -> list[Row]:
@@ -201,6 +192,7 @@ def word_f1(answer: str, reference: str) -> float:
 
 ANSWER_METRICS: dict[str, Callable[[Answers, References], float]] = {
     "exact_match": partial(equal, str.strip),
+    "rank_accuracy": partial(equal, str.strip),  # of the likeliest choices
     "squad_exact_match": partial(equal, normalized),
     "squad_f1": partial(mean_of_best, word_f1),
     "bleu": partial(of_corpus, BLEU),  # Papineni et al. 2002; 13a, exponential smoothing
