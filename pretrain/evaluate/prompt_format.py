@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Literal
 
 import torch
@@ -212,11 +213,7 @@ class PromptScores:
         found = self._evaluation.shared(
             batches, lambda mine: [self._of_batch([rows[i] for i in one]) for one in mine], list[tuple[float, bool]]
         )
-        by_row = {
-            row: score
-            for batch, batch_scores in zip(batches, found, strict=True)
-            for row, score in zip(batch, batch_scores, strict=True)
-        }
+        by_row = dict(zip(order, chain.from_iterable(found), strict=True))
         return [by_row[row] for row in range(len(rows))]
 
     def _check_lengths(self, rows: Sequence[Prompt]) -> None:

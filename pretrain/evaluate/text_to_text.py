@@ -4,8 +4,9 @@ import re
 import string
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
-from itertools import islice
+from itertools import islice, zip_longest
 from typing import Any, NamedTuple
 
 from sacrebleu.metrics.bleu import BLEU
@@ -55,9 +56,7 @@ class TextToTextAnswers:
         lines: list[str] = []
         if self._tasks is None:
             found_tasks = held_out_pairs.tasks(self._settings, evaluation.held_out.corpora)
-            self._tasks = [
-                task._replace(questions=_with_choices(task.questions, self._settings)) for task in found_tasks
-            ]
+            self._tasks = [_with_choices(task, self._settings) for task in found_tasks]
         with evaluation.whole_model() as model:
             for task in self._tasks:
                 work = partial(self._answers, evaluation, model, task)
@@ -130,14 +129,14 @@ class TextToTextAnswers:
             yield f"warning: {task.name}: {unfinished:,} of {len(answers):,} answers were cut after {most} tokens"
 
 
-def _with_choices(questions: list[Question], settings: TextToTextSettings) -> list[Question]:
-    """The questions with choices: their own, else `choices` of the settings, else all distinct right answers."""
+def _with_choices(task: Task, settings: TextToTextSettings) -> Task:
+    """The task with choices for each question: its own, the setting `choices`, or else all distinct right answers."""
     if not settings.ranks:
-        return questions
-    labels = settings.choices or sorted({one.references[0] for one in questions})
-    if len(labels) > _MOST_CHOICES and not all(one.choices for one in questions):
+        return task
+    labels = settings.choices or sorted({one.references[0] for one in task.questions})
+    if len(labels) > _MOST_CHOICES and not all(one.choices for one in task.questions):
         raise UserError(f"rank_accuracy: {len(labels):,} answers are too many to rank; list the labels in choices")
-    return [Question(one.text, one.references, one.choices or labels) for one in questions]
+    return task._replace(questions=[replace(one, choices=one.choices or labels) for one in task.questions])
 
 
 Answers = Sequence[str]
@@ -157,9 +156,8 @@ def equal(form: Callable[[str], str], answers: Answers, references: References) 
 
 def of_corpus(metric: type[BLEU | CHRF], answers: Answers, references: References) -> float:
     """A metric of all answers together, from 0 to 100, by sacrebleu with default settings."""
-    most = max(map(len, references))
-    # a list of first references, a list of second references …, with None for rows that have fewer
-    streams: Any = [[rights[index] if index < len(rights) else None for rights in references] for index in range(most)]
+    # lists of all first references, of all second references and so on, with None for answers that have fewer
+    streams: Any = [list(texts) for texts in zip_longest(*references)]
     return metric().corpus_score(list(answers), streams).score
 
 
