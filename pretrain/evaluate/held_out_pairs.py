@@ -16,7 +16,7 @@ from data_pipeline.sources import formats
 from data_pipeline.sources.record import Input, ReadStats
 from pretrain.config.evaluation import PairsSettings
 from pretrain.evaluate.generation.blanks import held_out_documents
-from pretrain.evaluate.generation.texts import beginning
+from pretrain.evaluate.generation.texts import first_ids
 from pretrain.evaluate.hook import Evaluation
 from pretrain.models import FAMILIES, ModelConfig
 from pretrain.run import watchdog
@@ -49,9 +49,9 @@ class Task(NamedTuple):
     corpus: Corpus | None
     trained_on: str | None
 
-    def beginning(self, config: ModelConfig, tokenizer: Tokenizer) -> list[int]:
+    def first_ids(self, config: ModelConfig, tokenizer: Tokenizer) -> list[int]:
         """The ids that inputs and answers of a model of `config` begin with."""
-        return beginning(tokenizer.vocabulary, FAMILIES[config.family], self.trained_on)
+        return first_ids(tokenizer.vocabulary, FAMILIES[config.family], self.trained_on)
 
     def input_ids(self, texts: Iterable[str], tokenizer: Tokenizer, begin: Sequence[int]) -> list[list[int]]:
         """The ids of inputs, which begin with `begin` and end with EOS, cut to `inputs_length`."""

@@ -12,7 +12,7 @@ from data_pipeline.loading.batch_layout import IGNORE_INDEX
 from data_pipeline.loading.batches import Batch
 from data_pipeline.text.vocabulary import Vocabulary
 from pretrain.config.model_config import ModelConfig
-from pretrain.evaluate.generation.texts import beginning, padded
+from pretrain.evaluate.generation.texts import first_ids, padded
 from pretrain.evaluate.hook import Evaluation
 from pretrain.models import FAMILIES
 from pretrain.run import watchdog
@@ -93,7 +93,7 @@ class PromptFormat:
             raise UserError("--form: blank needs sentinels, but the model's tokenizer has none")
         if chosen == "copy" and (vocabulary.bos is None or vocabulary.mask is None):
             raise UserError("--form: a copy needs <s> and <mask>, but the model's tokenizer lacks one")
-        return cls(chosen, vocabulary, config, begin=beginning(vocabulary, family, objective))  # type: ignore[arg-type]
+        return cls(chosen, vocabulary, config, begin=first_ids(vocabulary, family, objective))  # type: ignore[arg-type]
 
     def prompt(self, context: Sequence[int], continuation: Sequence[int], ends: bool = True) -> Prompt:
         """A prompt that scores `continuation` after `context`, both without BOS and EOS; if it `ends`, also EOS.

@@ -82,7 +82,7 @@ class Retrieval:
         return EvalResult(metrics, tables, lines=lines)
 
     def _catalogue(self, task: Task, tokenizer: Tokenizer, config: ModelConfig) -> Catalogue:
-        begin = task.beginning(config, tokenizer)
+        begin = task.first_ids(config, tokenizer)
         if self._settings.allowed is not None:
             allowed = AllowedOutputs.read(Path(self._settings.allowed), tokenizer, begin)
         elif task.corpus is not None:
@@ -129,7 +129,7 @@ class _Retriever:
         if not queries:
             return []
         vocabulary = self._tokenizer.vocabulary
-        begin = self._task.beginning(self._model.config, self._tokenizer)
+        begin = self._task.first_ids(self._model.config, self._tokenizer)
         inputs = self._task.input_ids((query.text for query in queries), self._tokenizer, begin)
         ids, mask = padded(inputs, vocabulary.pad, self._causal, next(self._model.parameters()).device)
         texts = search(self._model, ids, mask, self._settings, allowed=self._allowed.trie).tokens.tolist()

@@ -76,7 +76,7 @@ class TextToTextAnswers:
         vocabulary, objective = tokenizer.vocabulary, task.objective
         form = PromptFormat.choose(model.config, vocabulary, None, objective.name)
         causal = form.form == "continuation"
-        begin = task.beginning(model.config, tokenizer)
+        begin = task.first_ids(model.config, tokenizer)
         inputs = task.input_ids((question.text for question in questions), tokenizer, begin)
         answers = [Answer() for _ in inputs]
         if settings.writes:

@@ -274,9 +274,9 @@ def input_ids(trained: TrainedModel, text: str) -> list[int]:
     name = max(filter(text.startswith, special), key=len, default="")
     mode, text = ([special[name]], text.removeprefix(name).removeprefix(" ")) if name else ([], text)
     if continues(family, trained.objective):
-        begin, ids = beginning_of_prompts(tokenizer, trained.objective), tokenizer.encode([text])[0]
+        begin, ids = first_ids_of_prompts(tokenizer, trained.objective), tokenizer.encode([text])[0]
     else:
-        begin = beginning(tokenizer.vocabulary, family, trained.objective)
+        begin = first_ids(tokenizer.vocabulary, family, trained.objective)
         ids = tokenizer.encode_with_sentinels(text)
     return [*begin, *mode, *ids] or [tokenizer.vocabulary.eos]
 
@@ -286,7 +286,7 @@ def continues(family: Family, objective: str | None) -> bool:
     return family.generates == "continuations" and objective != "in_one_row"
 
 
-def beginning(vocabulary: Vocabulary, family: Family, objective: str | None) -> list[int]:
+def first_ids(vocabulary: Vocabulary, family: Family, objective: str | None) -> list[int]:
     """The ids that inputs and answers of a model of `family` begin with: BOS, such as BART's, or none.
 
     Only rows of `denoising` have it. A model of unknown training is taken for one that was published.
@@ -295,7 +295,7 @@ def beginning(vocabulary: Vocabulary, family: Family, objective: str | None) -> 
     return [vocabulary.bos] if begins and vocabulary.bos is not None else []
 
 
-def beginning_of_prompts(tokenizer: Tokenizer, objective: str | None) -> list[int]:
+def first_ids_of_prompts(tokenizer: Tokenizer, objective: str | None) -> list[int]:
     """The ids that a text to continue begins with: BOS or none.
 
     A decoder of unknown training is taken for one that was published. It reads BOS where transformers puts BOS before a
