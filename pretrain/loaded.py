@@ -14,7 +14,7 @@ from pretrain.engine.checkpoint.trained import TrainedModel
 from pretrain.evaluate.generation.allowed import AllowedOutputs
 from pretrain.evaluate.generation.output_file import read_answers, write_answers
 from pretrain.evaluate.generation.settings import GenerationSettings, checked
-from pretrain.evaluate.generation.texts import Answer, Answers, bos_of
+from pretrain.evaluate.generation.texts import Answer, Answers, first_ids
 from pretrain.export.card import Lineage
 from pretrain.export.load import CONFIG
 from pretrain.hardware import tell_of_spinning
@@ -110,11 +110,11 @@ def answers_of(
 ) -> Answers:
     """The answers that `PretrainedModel.generate` returns."""
     tokenizer, outputs = trained.tokenizer, None
-    bos = bos_of(tokenizer.vocabulary, models.FAMILIES[trained.model.config.family], trained.objective)
+    begin = first_ids(tokenizer.vocabulary, models.FAMILIES[trained.model.config.family], trained.objective)
     if isinstance(allowed, str | Path):
-        outputs = AllowedOutputs.read(arguments.local_path(allowed), tokenizer, bos)
+        outputs = AllowedOutputs.read(arguments.local_path(allowed), tokenizer, begin)
     elif allowed is not None:
-        outputs = AllowedOutputs(allowed, tokenizer, bos)
+        outputs = AllowedOutputs(allowed, tokenizer, begin)
     return Answers(trained, texts, settings, batch_size, samples, outputs)
 
 

@@ -233,7 +233,7 @@ def label_counts(batch: Batch) -> torch.Tensor:
 
 
 def example_sizes(batch: Batch) -> torch.Tensor:
-    """(6,) int64: examples, input tokens, target tokens, and the pairs of two inputs, two targets, and one of each.
+    """(5,) int64: input tokens, target tokens, and the pairs of two inputs, two targets, and one of each.
 
     Pairs are summed over examples; attention takes time for each pair.
     """
@@ -243,7 +243,7 @@ def example_sizes(batch: Batch) -> torch.Tensor:
     most = max(ids.size(1), labels.size(1))
     input_lengths, target_lengths = _lengths(inputs, most), _lengths(targets, most)
     pairs = (input_lengths**2, target_lengths**2, input_lengths * target_lengths)
-    return torch.stack([counts.sum() for counts in (input_lengths > 0, input_lengths, target_lengths, *pairs)])
+    return torch.stack([counts.sum() for counts in (input_lengths, target_lengths, *pairs)])
 
 
 def _lengths(segments: torch.Tensor, most: int) -> torch.Tensor:

@@ -32,7 +32,8 @@ class Options(TextOptions):
     inputs: str = "inputs"
     """Key or column of the input, or a template of several: `"{passage} {question}"`. A file in tsv has no names."""
     targets: str = "targets"
-    """Key or column of the target: a string, or a list of right answers; the first is learnt."""
+    """Key or column of the target: a string, or a list of right answers; the first is learnt. In Parquet and Arrow also
+    an integer: the name of the label if datasets describes the column as `ClassLabel`, else the decimal number."""
     choices: str = "choices"
     """Key or column of a list of answers to choose from, for evaluation by rank; may be absent."""
     prefix: str = ""
@@ -81,11 +82,11 @@ def _rows(table: type[tables.Parquet] | type[tables.Arrow], file: Input, stats: 
 
 def _columns(path: str, options: Options, schema: pa.Schema) -> dict[str, tables.ColumnPath]:
     """The columns of a table; those of the input are under their names in braces: "{question}"."""
-    found = {}
+    found, texts = {}, {"inputs": tables.TEXTS}
     for name in _FIELD.findall(options.inputs) or [options.inputs]:
-        found[f"{{{name}}}"] = tables.columns(path, schema, {"inputs": name}, {"inputs"})["inputs"]
+        found[f"{{{name}}}"] = tables.columns(path, schema, {"inputs": name}, {"inputs"}, texts)["inputs"]
     wanted = {"targets": options.targets, "choices": options.choices}
-    kinds = {"targets": tables.STRINGS_OR_LISTS, "choices": tables.LISTS_OF_STRINGS}
+    kinds = {"targets": tables.TEXTS_OR_LISTS, "choices": tables.LISTS_OF_STRINGS}
     return found | tables.columns(path, schema, wanted, {"targets"} | options.model_fields_set, kinds)
 
 

@@ -1,7 +1,9 @@
 """Tables with columns of text: Parquet, and Arrow as IPC streams (`datasets.save_to_disk`) or IPC files (Feather)."""
 
+import contextlib
 import io
 import itertools
+import json
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from datetime import datetime
@@ -261,6 +263,10 @@ def _has_strings(kind: pa.DataType) -> bool:
     return _values_of(kind) in _BYTES
 
 
+def _has_texts(kind: pa.DataType) -> bool:
+    return _has_strings(kind) or bool(pa.types.is_integer(kind))
+
+
 def _is_list(kind: pa.DataType) -> bool:
     return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind))
 
@@ -276,8 +282,11 @@ def _has_lists_of_strings(kind: pa.DataType) -> bool:
 _STRINGS = Values("strings", _has_strings)
 _STRINGS_OR_TIMES = Values("strings", lambda kind: _has_strings(kind) or bool(pa.types.is_temporal(_values_of(kind))))
 _IDS = Values("lists of integers", _has_ids)
+TEXTS = Values("strings or integers", _has_texts)
 LISTS_OF_STRINGS = Values("lists of strings", _has_lists_of_strings)
-STRINGS_OR_LISTS = Values("strings or lists of strings", lambda kind: _has_strings(kind) or _has_lists_of_strings(kind))
+TEXTS_OR_LISTS = Values(
+    "strings, integers or lists of strings", lambda kind: _has_texts(kind) or _has_lists_of_strings(kind)
+)
 
 
 def columns(
@@ -315,8 +324,8 @@ def _columns(path: str, options: Options, schema: pa.Schema) -> dict[str, Column
 
 
 def _values(batch: pa.RecordBatch, columns: list[ColumnPath]) -> list[tuple]:
-    """The rows' strings, as bytes, lists of integers, and times, as scalars: a value that Python can't read then
-    spoils only its row.
+    """The rows' strings, as bytes, integers, lists of integers, and times, as scalars: a value that Python can't read
+    then spoils only its row.
 
     Raises ArrowInvalid for offsets or indices that point outside of the data, which Arrow would follow.
     """
@@ -325,12 +334,29 @@ def _values(batch: pa.RecordBatch, columns: list[ColumnPath]) -> list[tuple]:
 
 
 def _column(batch: pa.RecordBatch, path: ColumnPath) -> pa.Array:
-    """The values at `path`, null where a struct on the way is."""
+    """The values at `path`, null where a struct on the way is. Labels that datasets has names for are their names."""
     array = batch.column(path[0])
     for name in path[1:]:
         array.validate()
         array = pc.struct_field(array, [name])
-    return array
+    names = _names_of_labels(batch.schema).get(path[0]) if pa.types.is_integer(array.type) else None
+    if names is None:
+        return array
+    array.validate(full=True)
+    return pa.DictionaryArray.from_arrays(pc.if_else(pc.less(array, 0), None, array), names)  # -1: unknown
+
+
+def _names_of_labels(schema: pa.Schema) -> dict[str, pa.Array]:
+    """The names of the labels in each column that is a `ClassLabel` of datasets, by the metadata of the schema."""
+    # without metadata of datasets, or with damaged metadata, labels are integers
+    with contextlib.suppress(AttributeError, KeyError, RecursionError, TypeError, ValueError):
+        features = json.loads(schema.metadata[b"huggingface"])["info"]["features"]
+        return {
+            name: pa.array(feature["names"], pa.string())
+            for name, feature in features.items()
+            if isinstance(feature, dict) and feature.get("_type") == "ClassLabel"
+        }
+    return {}
 
 
 def _is_time(array: pa.Array) -> bool:
@@ -338,7 +364,8 @@ def _is_time(array: pa.Array) -> bool:
 
 
 def _checked(array: pa.Array) -> pa.Array:
-    """A column of times, lists or strings, also in a dictionary, with verified offsets and indices. Strings are bytes.
+    """A column of times, integers, lists or strings, also in a dictionary, with verified offsets and indices. Strings
+    are bytes.
 
     One string that isn't UTF-8 would have all strings refused.
     """

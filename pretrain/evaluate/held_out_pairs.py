@@ -1,9 +1,9 @@
-"""Reads the held-out text-to-text pairs that hooks answer."""
+"""Reads the held-out text-to-text pairs that hooks answer, and keeps the answers within the budget."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from data_pipeline.base.errors import DamagedInput, UserError
 from data_pipeline.base.open_store import open_store
@@ -11,10 +11,19 @@ from data_pipeline.corpus import Corpus
 from data_pipeline.corpus.documents import document_files
 from data_pipeline.corpus.objectives.objective import Objective
 from data_pipeline.corpus.objectives.text_to_text import InOneRow, TextToText
+from data_pipeline.corpus.tokenizer import Tokenizer
 from data_pipeline.sources import formats
 from data_pipeline.sources.record import Input, ReadStats
 from pretrain.config.evaluation import PairsSettings
 from pretrain.evaluate.generation.blanks import held_out_documents
+from pretrain.evaluate.generation.texts import first_ids
+from pretrain.evaluate.hook import Evaluation
+from pretrain.models import FAMILIES, ModelConfig
+from pretrain.run import watchdog
+
+_AT_ONCE = 32  # items of a rank between two checks of the budget
+Item = TypeVar("Item")
+Found = TypeVar("Found")
 
 
 @dataclass(frozen=True)
@@ -40,6 +49,15 @@ class Task(NamedTuple):
     corpus: Corpus | None
     trained_on: str | None
 
+    def first_ids(self, config: ModelConfig, tokenizer: Tokenizer) -> list[int]:
+        """The ids that inputs and answers of a model of `config` begin with."""
+        return first_ids(tokenizer.vocabulary, FAMILIES[config.family], self.trained_on)
+
+    def input_ids(self, texts: Iterable[str], tokenizer: Tokenizer, begin: Sequence[int]) -> list[list[int]]:
+        """The ids of inputs, which begin with `begin` and end with EOS, cut to `inputs_length`."""
+        most = self.objective.inputs_length - 1 - len(begin)
+        return [[*begin, *ids[:most], tokenizer.vocabulary.eos] for ids in tokenizer.encode([*texts])]
+
 
 def tasks(settings: PairsSettings, corpora: Mapping[str, Corpus]) -> list[Task]:
     """The questions of `settings.file`, or of each corpus of pairs that `settings` selects. Raises UserError for a copy
@@ -60,6 +78,20 @@ def tasks(settings: PairsSettings, corpora: Mapping[str, Corpus]) -> list[Task]:
         if settings.corpus in (None, name) and objective is not None:
             questions = list(islice(_corpus_questions(corpus), settings.rows))
             found.append(Task(name, objective, questions, corpus, objective.name))
+    return found
+
+
+def until_late(
+    evaluation: Evaluation, items: Sequence[Item], work: Callable[[Sequence[Item]], Sequence[Found]]
+) -> list[Found]:
+    """What `work` finds for `items`, some of them at a time; once the budget is spent, for the items so far."""
+    found: list[Found] = []
+    step = _AT_ONCE * evaluation.held_out.layout.ranks
+    for start in range(0, len(items), step):
+        watchdog.alive()
+        found += work(items[start : start + step])
+        if evaluation.collectives.late:
+            break
     return found
 
 

@@ -89,7 +89,7 @@ class LmEvalRequests:
         # a decoder that reads the context too has half of its positions for the answer, unless the task says otherwise
         default = _NEW_TOKENS if longest is None else min(_NEW_TOKENS, longest // 2 if causal or copies else longest)
         settings, until = _decoding(options, default)
-        begins = int(copies or (self._format.form != "blank" and self._format.bos is not None))  # with <s>
+        begins = 1 if copies else 0 if self._format.form == "blank" else len(self._format.begin)  # with <s>
         most = settings.max_new_tokens if longest is None else min(settings.max_new_tokens, longest - begins)
         ids = self._tokenizer.encode([context.rstrip()])[0]
         if copies and longest is not None:  # the end of the context, with room for <s> and the answer

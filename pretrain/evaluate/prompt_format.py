@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Literal
 
 import torch
@@ -11,7 +12,7 @@ from data_pipeline.loading.batch_layout import IGNORE_INDEX
 from data_pipeline.loading.batches import Batch
 from data_pipeline.text.vocabulary import Vocabulary
 from pretrain.config.model_config import ModelConfig
-from pretrain.evaluate.generation.texts import bos_of, padded
+from pretrain.evaluate.generation.texts import first_ids, padded
 from pretrain.evaluate.hook import Evaluation
 from pretrain.models import FAMILIES
 from pretrain.run import watchdog
@@ -61,14 +62,14 @@ class PromptFormat:
 
     Attributes:
         separated: True if EOS stands between a context and its continuation, and after it: the objective `in_one_row`.
-        bos: the token that a context begins with and, in an `answer`, the continuation too; None: no token.
+        begin: the ids that a context begins with and, in an `answer`, the continuation too: BOS or none.
     """
 
     form: Form
     vocabulary: Vocabulary
     config: ModelConfig
     separated: bool = False
-    bos: int | None = None
+    begin: Sequence[int] = ()
 
     @classmethod
     def choose(
@@ -92,23 +93,23 @@ class PromptFormat:
             raise UserError("--form: blank needs sentinels, but the model's tokenizer has none")
         if chosen == "copy" and (vocabulary.bos is None or vocabulary.mask is None):
             raise UserError("--form: a copy needs <s> and <mask>, but the model's tokenizer lacks one")
-        return cls(chosen, vocabulary, config, bos=bos_of(vocabulary, family, objective))  # type: ignore[arg-type]
+        return cls(chosen, vocabulary, config, begin=first_ids(vocabulary, family, objective))  # type: ignore[arg-type]
 
     def prompt(self, context: Sequence[int], continuation: Sequence[int], ends: bool = True) -> Prompt:
         """A prompt that scores `continuation` after `context`, both without BOS and EOS; if it `ends`, also EOS.
 
         A causal model's EOS is scored only if texts are `separated`. A context that is too long loses its beginning.
         """
-        eos, bos = [self.vocabulary.eos], [] if self.bos is None else [self.bos]
+        eos, begin = [self.vocabulary.eos], [*self.begin]
         scored = [*continuation, *(eos if ends and (self.separated or self.form != "continuation") else [])]
         if self.form == "continuation":
             end = eos if self.separated else []
-            prompt = self._last(context, len(bos) + len(scored) + len(end) - 1)  # the last id isn't read
-            return Prompt([], [*bos, *prompt, *end] or eos, scored)
+            prompt = self._last(context, len(begin) + len(scored) + len(end) - 1)  # the last id isn't read
+            return Prompt([], [*begin, *prompt, *end] or eos, scored)
         if self.form != "answer":
             marks = 2 if self.form == "blank" else max(3, len(scored) + 1)
             return self.infilling(self._last(context, marks), [], continuation, ends)
-        return Prompt([*bos, *self._last(context, 1 + len(bos)), *eos], bos, scored)
+        return Prompt([*begin, *self._last(context, 1 + len(begin)), *eos], begin, scored)
 
     @property
     def has_blanks(self) -> bool:
@@ -212,11 +213,7 @@ class PromptScores:
         found = self._evaluation.shared(
             batches, lambda mine: [self._of_batch([rows[i] for i in one]) for one in mine], list[tuple[float, bool]]
         )
-        by_row = {
-            row: score
-            for batch, batch_scores in zip(batches, found, strict=True)
-            for row, score in zip(batch, batch_scores, strict=True)
-        }
+        by_row = dict(zip(order, chain.from_iterable(found), strict=True))
         return [by_row[row] for row in range(len(rows))]
 
     def _check_lengths(self, rows: Sequence[Prompt]) -> None:

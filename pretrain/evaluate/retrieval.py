@@ -3,6 +3,7 @@
 import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from data_pipeline.base.open_store import open_store
@@ -13,13 +14,10 @@ from pretrain.evaluate.generation.allowed import AllowedOutputs
 from pretrain.evaluate.generation.decoding import search
 from pretrain.evaluate.generation.settings import GenerationSettings
 from pretrain.evaluate.generation.texts import before_eos, padded
-from pretrain.evaluate.held_out_pairs import Task, tasks
+from pretrain.evaluate.held_out_pairs import Task, tasks, until_late
 from pretrain.evaluate.hook import EvalResult, Evaluation, Row
-from pretrain.evaluate.prompt_format import PromptFormat
+from pretrain.models import FAMILIES, ModelConfig
 from pretrain.models.model import Model
-from pretrain.run import watchdog
-
-_AT_ONCE = 32  # inputs that a rank answers between two checks of the budget
 
 
 @dataclass(frozen=True)
@@ -61,18 +59,14 @@ class Retrieval:
         lines: list[str] = []
         tokenizer = evaluation.held_out.tokenizer
         if self._catalogues is None:
+            config = evaluation.model.module.config
             found_tasks = tasks(self._settings, evaluation.held_out.corpora)
-            self._catalogues = [self._catalogue(task, tokenizer) for task in found_tasks]
+            self._catalogues = [self._catalogue(task, tokenizer, config) for task in found_tasks]
         with evaluation.whole_model() as model:
             for one in self._catalogues:
                 retriever = _Retriever(model, tokenizer, one, self._settings)
-                found: list[list[str]] = []
-                step = _AT_ONCE * evaluation.held_out.layout.ranks
-                for start in range(0, len(one.queries), step):
-                    watchdog.alive()
-                    found += evaluation.shared(one.queries[start : start + step], retriever.found, list[str])
-                    if evaluation.collectives.late:
-                        break
+                shared = partial(evaluation.shared, work=retriever.found, kind=list[str])
+                found: list[list[str]] = until_late(evaluation, one.queries, shared)
                 name, values = one.task.name, self._metrics(one.queries, found)
                 metrics |= {f"retrieval/{name}/{metric}": value for metric, value in values.items()}
                 tables[f"retrieval/{name}"] = [
@@ -87,20 +81,21 @@ class Retrieval:
                     break
         return EvalResult(metrics, tables, lines=lines)
 
-    def _catalogue(self, task: Task, tokenizer: Tokenizer) -> Catalogue:
+    def _catalogue(self, task: Task, tokenizer: Tokenizer, config: ModelConfig) -> Catalogue:
+        begin = task.first_ids(config, tokenizer)
         if self._settings.allowed is not None:
-            allowed = AllowedOutputs.read(Path(self._settings.allowed), tokenizer)
+            allowed = AllowedOutputs.read(Path(self._settings.allowed), tokenizer, begin)
         elif task.corpus is not None:
             documents = all_documents(open_store(task.corpus.location), "target")
-            allowed = AllowedOutputs(sorted({document.target for document in documents}), tokenizer)
+            allowed = AllowedOutputs(sorted({document.target for document in documents}), tokenizer, begin)
         else:
             targets = {reference for question in task.questions for reference in question.references}
-            allowed = AllowedOutputs(sorted(targets), tokenizer)
+            allowed = AllowedOutputs(sorted(targets), tokenizer, begin)
         by_text: dict[str, dict[str, bool]] = {}  # for each input: its targets, and whether they are allowed
         for question in task.questions:
             targets_of = by_text.setdefault(question.text, {})
             for reference, ids in zip(question.references, tokenizer.encode(question.references), strict=True):
-                output = allowed.output([*ids, tokenizer.vocabulary.eos])
+                output = allowed.output([*begin, *ids, tokenizer.vocabulary.eos])
                 targets_of[reference if output is None else output] = output is not None
         unknown = sum(not any(known.values()) for known in by_text.values())
         return Catalogue(task, allowed, [Query(text, list(known)) for text, known in by_text.items()], unknown)
@@ -119,9 +114,8 @@ class _Retriever:
 
     def __init__(self, model: Model, tokenizer: Tokenizer, catalogue: Catalogue, settings: RetrievalSettings):
         self._model, self._tokenizer, self._allowed = model, tokenizer, catalogue.allowed
-        self._longest = catalogue.task.objective.inputs_length
-        form = PromptFormat.choose(model.config, tokenizer.vocabulary, None, catalogue.task.objective.name)
-        self._causal = form.form == "continuation"
+        self._task = catalogue.task
+        self._causal = FAMILIES[model.config.family].generates == "continuations"
         self._number = min(max(settings.at), catalogue.allowed.number)
         self._settings = GenerationSettings(
             max_new_tokens=catalogue.allowed.trie.longest,
@@ -135,8 +129,8 @@ class _Retriever:
         if not queries:
             return []
         vocabulary = self._tokenizer.vocabulary
-        encoded = self._tokenizer.encode([query.text for query in queries])
-        inputs = [[*ids[: self._longest - 1], vocabulary.eos] for ids in encoded]
+        begin = self._task.first_ids(self._model.config, self._tokenizer)
+        inputs = self._task.input_ids((query.text for query in queries), self._tokenizer, begin)
         ids, mask = padded(inputs, vocabulary.pad, self._causal, next(self._model.parameters()).device)
         texts = search(self._model, ids, mask, self._settings, allowed=self._allowed.trie).tokens.tolist()
         return [[self._output(tokens) for tokens in beams] for beams in texts]

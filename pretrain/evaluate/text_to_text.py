@@ -4,8 +4,9 @@ import re
 import string
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
-from itertools import islice
+from itertools import islice, zip_longest
 from typing import Any, NamedTuple
 
 from sacrebleu.metrics.bleu import BLEU
@@ -15,15 +16,12 @@ from data_pipeline.base.errors import UserError
 from pretrain.config.evaluation import TextToTextSettings
 from pretrain.evaluate import held_out_pairs
 from pretrain.evaluate.generation.settings import GenerationSettings
-from pretrain.evaluate.generation.texts import before_eos, bos_of, without_bos, written
+from pretrain.evaluate.generation.texts import before_eos, without_bos, written
 from pretrain.evaluate.held_out_pairs import Question, Task
 from pretrain.evaluate.hook import EvalResult, Evaluation, Row
 from pretrain.evaluate.prompt_format import Prompt, PromptFormat, PromptScores
-from pretrain.models import FAMILIES
 from pretrain.models.model import Model
-from pretrain.run import watchdog
 
-_AT_ONCE = 32  # rows that a rank answers between two checks of the budget
 _MOST_CHOICES = 1000
 
 
@@ -58,19 +56,11 @@ class TextToTextAnswers:
         lines: list[str] = []
         if self._tasks is None:
             found_tasks = held_out_pairs.tasks(self._settings, evaluation.held_out.corpora)
-            self._tasks = [
-                task._replace(questions=_with_choices(task.questions, self._settings)) for task in found_tasks
-            ]
-        step = _AT_ONCE * evaluation.held_out.layout.ranks
+            self._tasks = [_with_choices(task, self._settings) for task in found_tasks]
         with evaluation.whole_model() as model:
             for task in self._tasks:
-                answers: list[Answer] = []
-                for start in range(0, len(task.questions), step):
-                    watchdog.alive()
-                    some = task.questions[start : start + step]
-                    answers += self._answers(task, some, model, evaluation)
-                    if evaluation.collectives.late:
-                        break
+                work = partial(self._answers, evaluation, model, task)
+                answers = held_out_pairs.until_late(evaluation, task.questions, work)
                 answered = task.questions[: len(answers)]
                 found = self._metrics(answered, answers)
                 metrics |= {f"text_to_text/{task.name}/{name}": value for name, value in found.items()}
@@ -80,18 +70,14 @@ class TextToTextAnswers:
                     break
         return EvalResult(metrics, tables, lines=lines)
 
-    def _answers(self, task: Task, questions: Sequence[Question], model: Model, evaluation: Evaluation) -> list[Answer]:
+    def _answers(self, evaluation: Evaluation, model: Model, task: Task, questions: Sequence[Question]) -> list[Answer]:
         """The answers to some questions of `task`, in order. The ranks divide the questions."""
         tokenizer, settings = evaluation.held_out.tokenizer, self._settings
         vocabulary, objective = tokenizer.vocabulary, task.objective
         form = PromptFormat.choose(model.config, vocabulary, None, objective.name)
         causal = form.form == "continuation"
-        bos = bos_of(vocabulary, FAMILIES[model.config.family], task.trained_on)
-        begin = [] if bos is None else [bos]
-        inputs = [
-            [*begin, *ids[: objective.inputs_length - 1 - len(begin)], vocabulary.eos]
-            for ids in tokenizer.encode([question.text for question in questions])
-        ]
+        begin = task.first_ids(model.config, tokenizer)
+        inputs = task.input_ids((question.text for question in questions), tokenizer, begin)
         answers = [Answer() for _ in inputs]
         if settings.writes:
             most = settings.max_new_tokens or objective.targets_length
@@ -119,9 +105,8 @@ class TextToTextAnswers:
         references = [question.references for question in questions]
         found: dict[str, float] = {}
         for name in self._settings.metrics:
-            ranked = name == "rank_accuracy"
-            texts = [answer.chosen if ranked else answer.written for answer in answers]
-            found[name] = ANSWER_METRICS["exact_match" if ranked else name](texts, references)
+            texts = [answer.chosen if name == "rank_accuracy" else answer.written for answer in answers]
+            found[name] = ANSWER_METRICS[name](texts, references)
         return found
 
     def _table(self, questions: Sequence[Question], answers: Sequence[Answer]) -> list[Row]:
@@ -144,14 +129,14 @@ class TextToTextAnswers:
             yield f"warning: {task.name}: {unfinished:,} of {len(answers):,} answers were cut after {most} tokens"
 
 
-def _with_choices(questions: list[Question], settings: TextToTextSettings) -> list[Question]:
-    """The questions with choices: their own, else `choices` of the settings, else all distinct right answers."""
+def _with_choices(task: Task, settings: TextToTextSettings) -> Task:
+    """The task with choices for each question: its own, the setting `choices`, or else all distinct right answers."""
     if not settings.ranks:
-        return questions
-    labels = settings.choices or sorted({one.references[0] for one in questions})
-    if len(labels) > _MOST_CHOICES and not all(one.choices for one in questions):
+        return task
+    labels = settings.choices or sorted({one.references[0] for one in task.questions})
+    if len(labels) > _MOST_CHOICES and not all(one.choices for one in task.questions):
         raise UserError(f"rank_accuracy: {len(labels):,} answers are too many to rank; list the labels in choices")
-    return [Question(one.text, one.references, one.choices or labels) for one in questions]
+    return task._replace(questions=[replace(one, choices=one.choices or labels) for one in task.questions])
 
 
 Answers = Sequence[str]
@@ -171,9 +156,8 @@ def equal(form: Callable[[str], str], answers: Answers, references: References) 
 
 def of_corpus(metric: type[BLEU | CHRF], answers: Answers, references: References) -> float:
     """A metric of all answers together, from 0 to 100, by sacrebleu with default settings."""
-    most = max(map(len, references))
-    # a list of first references, a list of second references …, with None for rows that have fewer
-    streams: Any = [[rights[index] if index < len(rights) else None for rights in references] for index in range(most)]
+    # lists of all first references, of all second references and so on, with None for answers that have fewer
+    streams: Any = [list(texts) for texts in zip_longest(*references)]
     return metric().corpus_score(list(answers), streams).score
 
 
@@ -206,6 +190,7 @@ def word_f1(answer: str, reference: str) -> float:
 
 ANSWER_METRICS: dict[str, Callable[[Answers, References], float]] = {
     "exact_match": partial(equal, str.strip),
+    "rank_accuracy": partial(equal, str.strip),  # of the likeliest choices
     "squad_exact_match": partial(equal, normalized),
     "squad_f1": partial(mean_of_best, word_f1),
     "bleu": partial(of_corpus, BLEU),  # Papineni et al. 2002; 13a, exponential smoothing

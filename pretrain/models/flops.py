@@ -32,7 +32,6 @@ class Sizes(NamedTuple):
     """The sums over some examples that determine their FLOPs, without padding and ignored labels.
 
     Attributes:
-        examples: number of examples.
         inputs: tokens of the inputs.
         targets: tokens of the targets.
         input_pairs: pairs of two input tokens of one example.
@@ -40,7 +39,6 @@ class Sizes(NamedTuple):
         cross_pairs: pairs of an input token and a target token of one example.
     """
 
-    examples: int
     inputs: int
     targets: int
     input_pairs: int
@@ -50,7 +48,7 @@ class Sizes(NamedTuple):
     @classmethod
     def of_example(cls, inputs: int, targets: int) -> "Sizes":
         """The sizes of one example."""
-        return cls(1, inputs, targets, inputs**2, targets**2, inputs * targets)
+        return cls(inputs, targets, inputs**2, targets**2, inputs * targets)
 
 
 class Matrix(NamedTuple):

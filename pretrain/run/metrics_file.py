@@ -34,11 +34,11 @@ class Row:
 
 
 class MetricLog:
-    """Appends rows to RUN/metrics.jsonl, or to another file there, without buffering. An incomplete last line of a
-    crashed attempt is removed first."""
+    """Appends rows to RUN/metrics.jsonl, without buffering. An incomplete last line of a crashed attempt is removed
+    first."""
 
-    def __init__(self, run_dir: Path, attempt: int, name: str = FILE_NAME):
-        self.path = run_dir / name
+    def __init__(self, run_dir: Path, attempt: int):
+        self.path = run_dir / FILE_NAME
         self.path.parent.mkdir(parents=True, exist_ok=True)
         self.attempt = attempt
         self._unwritten = b""

@@ -28,7 +28,7 @@ from pretrain.config.run_config import CacheSection
 from pretrain.engine.checkpoint import index as checkpoint_index
 from pretrain.engine.checkpoint.trained import TrainedModel, config_of_run
 from pretrain.engine.ranks import process_group
-from pretrain.evaluate.generation.texts import bos_of_prompts
+from pretrain.evaluate.generation.texts import first_ids_of_prompts
 from pretrain.evaluate.hook import Collectives, EvalResult, Evaluation, ValidationData
 from pretrain.evaluate.hook_runner import HookRunner
 from pretrain.evaluate.lm_eval import LmEvalRequests, LmEvalSettings, run_tasks
@@ -113,7 +113,7 @@ class Session:
         tokenizer, objective = self.trained.tokenizer, self.trained.objective
         found = PromptFormat.choose(self.trained.model.config, tokenizer.vocabulary, form, objective)
         goes_on = found.form == "continuation"
-        return replace(found, bos=bos_of_prompts(tokenizer, objective)) if goes_on else found
+        return replace(found, begin=first_ids_of_prompts(tokenizer, objective)) if goes_on else found
 
 
 @contextlib.contextmanager

@@ -116,24 +116,22 @@ class Plan:
 
     def __post_init__(self) -> None:
         batch = self.config.batch.model_copy(update={"micro_batch_size": None})  # a plan looks for the largest
-        if problems := BatchPlan(batch, self.gpus).problems():
+        plan = BatchPlan(batch, self.gpus)
+        if problems := plan.problems():
             raise UserError("\n".join(f"--gpus: {problem}" for problem in problems))
-        self.share = BatchPlan(batch, self.gpus).share
+        self.share = plan.share
         model, row = models.meta_model(self.config.model), self.rows
         self.parameters = Parameters.of(model, self.config)
         self.flops = flops_by_part(
             model, Sizes.of_example(row.inputs, row.targets if model.decoder_reads_targets else row.predicted)
         )
-        self.rows_of_run = self.config.run.max_steps * rows_per_step(self.config)
         self.usable = SAFE * (self.gpu.memory * GIB - RESERVED)
 
     @cached_property
     def options(self) -> list[Option]:
         """Every stage with and without recomputing. Each offloads as the run file says."""
         set_activity("fitting micro-batches into memory")
-        keys = [(stage, recomputed) for stage in (1, 2, 3) for recomputed in (False, True)]
-        own = self.own.stage, self.own.recomputed
-        return [self.own if key == own else self._option(*key) for key in keys]
+        return [self._option(stage, recomputed) for stage in (1, 2, 3) for recomputed in (False, True)]
 
     @cached_property
     def own(self) -> Option:
@@ -170,6 +168,7 @@ class Plan:
         rate = self.gpus * self.mfu * self.gpu.flops("bf16" if config.precision == "bf16" else "fp32")
         passes = 1 if sharding.local else self.share // (rows or 1)
         communication = self.communication(stage, passes)
+        rows_of_run = config.run.max_steps * rows_per_step(config)
         return Option(
             stage,
             recomputed,
@@ -179,7 +178,7 @@ class Plan:
             peak=peak(rows or 1),
             seconds=config.batch.global_batch_size * of_row / rate + communication,
             communication=communication,
-            hours=(self.rows_of_run * of_row / rate + config.run.max_steps * communication) / 3600,
+            hours=(rows_of_run * of_row / rate + config.run.max_steps * communication) / 3600,
         )
 
     def communication(self, stage: int, passes: int) -> float:

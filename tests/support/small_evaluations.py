@@ -9,6 +9,8 @@ from typing import Any
 import torch
 
 from data_pipeline.corpus import Corpus
+from data_pipeline.corpus.objectives.denoising import Denoising
+from data_pipeline.corpus.objectives.text_to_text import TextToText
 from data_pipeline.corpus.tokenizer import Tokenizer
 from data_pipeline.loading.batch_layout import BatchLayout
 from pretrain.engine.checkpoint.trained import TrainedModel
@@ -20,6 +22,14 @@ SIZES = {"d_model": 16, "d_ff": 32, "num_heads": 2, "dropout_rate": 0.0}
 T5 = {"family": "t5", **SIZES, "d_kv": 8, "num_encoder_layers": 1, "num_decoder_layers": 1}
 CAUSAL = {"family": "decoder_only", **SIZES, "num_layers": 1, "max_positions": 64}
 BERT = {"family": "encoder_only", **SIZES, "num_layers": 1}
+BART = {"family": "bart", **SIZES, "num_encoder_layers": 1, "num_decoder_layers": 1, "max_positions": 64}
+
+
+def held_out_after(objective: str | None, small: Corpus) -> dict[str, Corpus]:
+    """The held-out corpora of a run on `objective`, made of `small`; None: no corpus."""
+    if objective == "denoising":
+        return {"small": small.with_objective(Denoising())}
+    return {"small": small, "swap": small.with_objective(TextToText())} if objective == "text_to_text" else {}
 
 
 def evaluated_alone(model: Any, tokenizer: Tokenizer, corpora: Mapping[str, Corpus], batch_size: int) -> Evaluation:

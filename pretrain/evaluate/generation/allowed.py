@@ -79,15 +79,15 @@ class Trie:
 
 
 class AllowedOutputs:
-    """The only outputs that a model may generate. `outputs`: texts or lists of ids without EOS; BART's begin with
-    `bos`.
+    """The only outputs that a model may generate. `outputs`: texts or lists of ids without EOS. `begin`: the ids before
+    each output, such as BART's BOS.
 
     Attributes:
         trie: the trie of the outputs' ids.
         number: the number of different outputs.
     """
 
-    def __init__(self, outputs: Sequence[str | Sequence[int]], tokenizer: Tokenizer, bos: int | None = None):
+    def __init__(self, outputs: Sequence[str | Sequence[int]], tokenizer: Tokenizer, begin: Sequence[int] = ()):
         """Raises UserError for ids that the tokenizer lacks, and if there is no output."""
         if not outputs:
             raise UserError("allowed: has no output")
@@ -97,7 +97,6 @@ class AllowedOutputs:
             next(encoded) if isinstance(one, str) else _checked(one, number, tokenizer)
             for number, one in enumerate(outputs, 1)
         ]
-        begin = [] if bos is None else [bos]
         self.trie, nodes = Trie.of([[*begin, *row, vocabulary.eos] for row in rows], tokenizer.size)
         ends, firsts = np.unique(nodes, return_index=True)
         self._output_at = dict(zip(ends.tolist(), firsts.tolist(), strict=True))
@@ -110,7 +109,7 @@ class AllowedOutputs:
         return fingerprint(list(self._outputs))
 
     @classmethod
-    def read(cls, path: Path, tokenizer: Tokenizer, bos: int | None = None) -> "AllowedOutputs":
+    def read(cls, path: Path, tokenizer: Tokenizer, begin: Sequence[int] = ()) -> "AllowedOutputs":
         """The outputs in the lines of a file: texts or, in a file whose name ends with .jsonl, JSON strings and lists
         of ids. Raises UserError for a file that can't be read, and for a line that is no output."""
         outputs: list[str | list[int]] = []
@@ -124,7 +123,7 @@ class AllowedOutputs:
                 raise UserError(f"{path}: line {number}: expected {expected}, got {line!r}")
             outputs.append(output)
         try:
-            return cls(outputs, tokenizer, bos)
+            return cls(outputs, tokenizer, begin)
         except UserError as error:
             raise UserError(f"{path}: {str(error).removeprefix('allowed: ')}") from None
 

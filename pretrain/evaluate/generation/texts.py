@@ -274,11 +274,11 @@ def input_ids(trained: TrainedModel, text: str) -> list[int]:
     name = max(filter(text.startswith, special), key=len, default="")
     mode, text = ([special[name]], text.removeprefix(name).removeprefix(" ")) if name else ([], text)
     if continues(family, trained.objective):
-        bos, ids = bos_of_prompts(tokenizer, trained.objective), tokenizer.encode([text])[0]
+        begin, ids = first_ids_of_prompts(tokenizer, trained.objective), tokenizer.encode([text])[0]
     else:
-        bos = bos_of(tokenizer.vocabulary, family, trained.objective)
+        begin = first_ids(tokenizer.vocabulary, family, trained.objective)
         ids = tokenizer.encode_with_sentinels(text)
-    return [*([] if bos is None else [bos]), *mode, *ids] or [tokenizer.vocabulary.eos]
+    return [*begin, *mode, *ids] or [tokenizer.vocabulary.eos]
 
 
 def continues(family: Family, objective: str | None) -> bool:
@@ -286,21 +286,23 @@ def continues(family: Family, objective: str | None) -> bool:
     return family.generates == "continuations" and objective != "in_one_row"
 
 
-def bos_of(vocabulary: Vocabulary, family: Family, objective: str | None) -> int | None:
-    """The BOS that inputs and answers of a model of `family` begin with, such as BART's; None: no BOS.
+def first_ids(vocabulary: Vocabulary, family: Family, objective: str | None) -> list[int]:
+    """The ids that inputs and answers of a model of `family` begin with: BOS, such as BART's, or none.
 
     Only rows of `denoising` have it. A model of unknown training is taken for one that was published.
     """
-    return vocabulary.bos if family.inputs_begin_with_bos and objective in (None, "denoising") else None
+    begins = family.inputs_begin_with_bos and objective in (None, "denoising")
+    return [vocabulary.bos] if begins and vocabulary.bos is not None else []
 
 
-def bos_of_prompts(tokenizer: Tokenizer, objective: str | None) -> int | None:
-    """The BOS that a text to continue begins with; None: no BOS.
+def first_ids_of_prompts(tokenizer: Tokenizer, objective: str | None) -> list[int]:
+    """The ids that a text to continue begins with: BOS or none.
 
     A decoder of unknown training is taken for one that was published. It reads BOS where transformers puts BOS before a
     text, as for Llama and Gemma.
     """
-    return tokenizer.vocabulary.bos if objective is None and tokenizer.model.begins_with_bos else None
+    bos = tokenizer.vocabulary.bos
+    return [bos] if objective is None and tokenizer.model.begins_with_bos and bos is not None else []
 
 
 def _check_lengths(inputs: Sequence[list[int]], causal: bool, new: int, longest: int | None) -> None:

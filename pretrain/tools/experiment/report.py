@@ -1,8 +1,8 @@
 """An experiment's table: its rows in their groups."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import groupby, islice
+from itertools import groupby
 from textwrap import wrap
 
 from data_pipeline.base.formatting import aligned
@@ -55,22 +55,16 @@ def lines(experiment: Experiment, results: Sequence[Result]) -> list[Line]:
 
 def text(lines: Sequence[Line]) -> str:
     """The table for a terminal of 80 columns."""
-    blocks = list(_blocks(lines))
-    head, *printed = aligned([_HEADINGS, *(cells for _, block in blocks for cells in block)])
-    text, rest = [head], iter(printed)
-    for title, block in blocks:
-        text += ["", *wrap(title, _COLUMNS), *islice(rest, len(block))]
+    most_seeds = max((len(line.runs) for line in lines), default=0)
+    head, *rows = aligned([_HEADINGS, *(_cells(line, most_seeds) for line in lines)])
+    text = [head]
+    for title, found in groupby(zip(lines, rows, strict=True), key=lambda pair: _title(pair[0].group)):
+        text += ["", *wrap(title, _COLUMNS), *(row for _, row in found)]
     return "\n".join([*text, "", *wrap(_NOTE, _COLUMNS)])
 
 
-def _blocks(lines: Sequence[Line]) -> Iterator[tuple[str, list[list[str]]]]:
-    """The title of each group and the cells of its lines."""
-    most_seeds = max((len(line.runs) for line in lines), default=0)
-    for title, found in groupby(lines, key=lambda line: line.group.title):
-        group = list(found)
-        metric = group[0].group.metric
-        title += f", {metric} in place of the validation loss" if metric else ""
-        yield title, [_cells(line, most_seeds) for line in group]
+def _title(group: Group) -> str:
+    return group.title + (f", {group.metric} in place of the validation loss" if group.metric else "")
 
 
 def _cells(line: Line, most_seeds: int) -> list[str]:

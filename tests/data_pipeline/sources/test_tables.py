@@ -402,6 +402,11 @@ QUESTIONS = [
     {"of": {"text": ["{passage}"]}, "question": "{passage}", "passage": "No template.", "labels": ["c"]},
 ]
 EMPTY = ("empty_input", "empty_target")
+LABELS = {
+    "idx": {"dtype": "int32", "_type": "Value"},
+    "label": {"names": ["entailment", "not_entailment"], "_type": "ClassLabel"},
+    "tokens": [{"dtype": "string", "_type": "Value"}],
+}
 HOUSES = [{"inputs": "a house", "targets": "ein Haus"}, {"inputs": " ", "targets": "x"}, {"inputs": "y", "targets": ""}]
 
 
@@ -451,6 +456,29 @@ def test_lists_of_a_fixed_size_are_right_answers(tmp_path, kind, strings):
 
 
 @each("kind", KINDS)
+@each(
+    "described, first, counters",
+    [
+        (json.dumps({"info": {"features": LABELS}}), "not_entailment", {"empty_target": 1}),
+        (json.dumps({"info": {"features": [LABELS]}}), "1", {}),
+        ("{", "1", {}),
+        (None, "1", {}),
+    ],
+)
+def test_a_label_is_its_name_if_datasets_describes_it_and_other_integers_are_decimal(
+    tmp_path, kind, described, first, counters
+):
+    """-1 is the unknown label of datasets."""
+    table = pa.table({"idx": [10, 11, None, 13], "label": pa.array([1, 0, 0, -1], pa.int64())})
+    metadata = described and {"huggingface": described}
+    path = write_table(tmp_path / "a", kind, table.replace_schema_metadata(metadata))
+    kept, stats = read("pairs", path, inputs="{idx}: {idx}", targets="label")
+    assert kept[0] == Record(0, "10: 10", target=first)
+    assert kept[2].text == ": "
+    assert flat(stats.counters) == {"read": 4, **counters}
+
+
+@each("kind", KINDS)
 def test_a_pair_with_a_string_that_is_not_utf8_is_damage(tmp_path, kind):
     strings = pa.array([b"a", b"\xff", b"b", b"c"], pa.binary()).view(pa.string())
     table = pa.table({"inputs": ["x", "y", "z"], "targets": pa.ListArray.from_arrays([0, 1, 3, 4], strings)})
@@ -467,8 +495,8 @@ def test_a_pair_with_a_string_that_is_not_utf8_is_damage(tmp_path, kind):
         ({"inputs": "{passage} {query}"}, "no column 'query' for the inputs; there are of, of.text, question, passage"),
         ({"targets": "answer"}, "no column 'answer' for the targets; "),
         ({"choices": "options"}, "no column 'options' for the choices; "),
-        ({"inputs": "labels"}, r"column 'labels' is list<.*>, expected strings$"),
-        ({"targets": "of"}, r"strings or lists of strings; name a field of it .* {targets: NAME}, of of\.text"),
+        ({"inputs": "labels"}, r"column 'labels' is list<.*>, expected strings or integers$"),
+        ({"targets": "of"}, r"integers or lists of strings; name a field of it .* {targets: NAME}, of of\.text"),
         ({"choices": "question"}, "column 'question' is string, expected lists of strings"),
     ],
 )

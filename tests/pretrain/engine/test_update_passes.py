@@ -411,7 +411,7 @@ def test_counts_of_a_step_are_those_that_the_loader_has_made(one_rank):
             labels = Engine._agreed(engine, batches, {"stop": True})["labels"]["labels"]
             sizes = [count_of("example_sizes", batch) for batch in batches]
         assert int(labels) == sum(int((batch["labels"] != -100).sum()) for batch in rows)
-        assert [int(one[0]) for one in sizes] == [2] * count  # examples
+        assert [int(one[0]) for one in sizes] == [2 * 16] * count  # input tokens
         assert not reads.reads
         found.append(reads.operations)
     assert found[0] == found[1] < 20

@@ -110,7 +110,7 @@ def test_a_decoder_only_model_is_scored_plainly(tokenizer):
 def test_a_decoder_reads_bos_before_every_context_where_its_training_had_it(tokenizer, monkeypatch):
     """A context that is too long loses its beginning, but not BOS, and leaves the answer its 10 tokens."""
     model, evaluation = evaluation_of(CAUSAL, tokenizer)
-    prompt_format = replace(PromptFormat.choose(model.config, tokenizer.vocabulary, None, None), bos=7)
+    prompt_format = replace(PromptFormat.choose(model.config, tokenizer.vocabulary, None, None), begin=[7])
     requests = LmEvalRequests(model, prompt_format, evaluation, 2)
     for context, continuation in (("The sky is", " blue"), ("", "Once upon a time")):
         before, whole = tokenizer.encode([context, context + continuation])

@@ -8,10 +8,12 @@ from pydantic import ValidationError
 
 from data_pipeline.base.config_file import check
 from data_pipeline.corpus import open_corpus
+from data_pipeline.corpus.tokenizer import Tokenizer
+from data_pipeline.corpus.tokenizer.sentencepiece import SentencePiece
 from pretrain.config.evaluation import RetrievalSettings
 from pretrain.evaluate.retrieval import Retrieval, ndcg, recall
 from tests.support.exported import randomise
-from tests.support.small_evaluations import CAUSAL, T5, evaluation_of, log_p, log_p_after
+from tests.support.small_evaluations import BART, CAUSAL, T5, evaluation_of, held_out_after, log_p, log_p_after
 from tests.support.tables import each
 
 
@@ -62,6 +64,28 @@ def test_outputs_come_in_the_order_of_their_probabilities(small_corpus, tmp_path
     assert result.metrics["retrieval/dev/recall_at_6"] == pytest.approx(2 / 3)
     assert "of 3 queries among 6 outputs" in result.lines[0]
     assert result.lines[1] == "warning: dev: the allowed outputs lack all targets of 1 queries"
+
+
+@each("objective, begins", [(None, True), ("denoising", True), ("text_to_text", False)])
+@each("allowed", [True, False])
+def test_a_bart_searches_the_outputs_for_a_file_as_it_was_trained(
+    spiece, small_corpus, tmp_path, objective, begins, allowed
+):
+    """With BOS before inputs and outputs, unless it was trained on pairs, as the held-out corpora tell."""
+    (tmp_path / "dev.tsv").write_text("".join(f"red {item}\t{item}\n" for item in ITEMS))
+    (tmp_path / "items.txt").write_text("".join(f"{item}\n" for item in ITEMS))
+    files = {"file": str(tmp_path / "dev.tsv"), **({"allowed": str(tmp_path / "items.txt")} if allowed else {})}
+    tokenizer = Tokenizer(SentencePiece.read(spiece), ("<s>", "<mask>"), 20)
+    model, evaluation = evaluation_of(BART, tokenizer, held_out_after(objective, open_corpus(small_corpus)))
+    randomise(model, std=0.3)
+    result = Retrieval(check({**files, "at": [6]}, RetrievalSettings, "hook")).evaluate(evaluation)
+    assert result.metrics["retrieval/dev/recall_at_6"] == 1
+    begin, eos = [tokenizer.vocabulary.bos] * begins, tokenizer.vocabulary.eos
+    for row in result.tables["retrieval/dev"]:
+        read, *items = ([*begin, *ids, eos] for ids in tokenizer.encode([row["input"], *ITEMS]))
+        scores = [log_p(model, read, [], ids)[0] for ids in items]
+        expected = [item for _, item in sorted(zip(scores, ITEMS, strict=True), reverse=True)]
+        assert row["found"] == " | ".join(expected[:3])
 
 
 def test_the_targets_are_the_allowed_outputs_by_default(small_corpus, tmp_path):

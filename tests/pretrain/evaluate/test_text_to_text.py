@@ -12,8 +12,6 @@ import torch
 from data_pipeline.base.config_file import check, load
 from data_pipeline.base.errors import UserError
 from data_pipeline.corpus import open_corpus
-from data_pipeline.corpus.objectives.denoising import Denoising
-from data_pipeline.corpus.objectives.text_to_text import TextToText
 from data_pipeline.corpus.tokenizer import Tokenizer
 from data_pipeline.corpus.tokenizer.sentencepiece import SentencePiece
 from data_pipeline.loading.batch_layout import BatchLayout
@@ -34,7 +32,16 @@ from tests.conftest import made_once, run, write_corpus_file
 from tests.support.exported import randomise
 from tests.support.rank_processes import on_ranks
 from tests.support.runs import run_file, train_ranks
-from tests.support.small_evaluations import CAUSAL, SIZES, T5, evaluated, evaluation_of, log_p, log_p_after
+from tests.support.small_evaluations import (
+    BART,
+    CAUSAL,
+    T5,
+    evaluated,
+    evaluation_of,
+    held_out_after,
+    log_p,
+    log_p_after,
+)
 from tests.support.tables import each
 
 # --- metrics
@@ -192,9 +199,6 @@ def test_answers_are_the_likeliest_and_choices_those_of_the_smallest_loss(small_
         assert found.metrics[f"text_to_text/dev/{name}"] == sum(right) / len(rows)
 
 
-BART = {"family": "bart", **SIZES, "num_encoder_layers": 1, "num_decoder_layers": 1, "max_positions": 64}
-
-
 @each("objective, begins", [(None, True), ("denoising", True), ("text_to_text", False)])
 def test_a_bart_answers_the_lines_of_a_file_as_it_was_trained(
     spiece, small_corpus, tmp_path, monkeypatch, objective, begins
@@ -203,12 +207,7 @@ def test_a_bart_answers_the_lines_of_a_file_as_it_was_trained(
     lines = [{"inputs": f"red {word}", "targets": ["dog red"], "choices": [*WORDS, "dog red"]} for word in WORDS]
     (tmp_path / "dev.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     tokenizer = Tokenizer(SentencePiece.read(spiece), ("<s>", "<mask>"), 20)
-    small = open_corpus(small_corpus)
-    corpora = {
-        None: {},
-        "denoising": {"small": small.with_objective(Denoising())},
-        "text_to_text": {"small": small, "swap": small.with_objective(TextToText())},
-    }[objective]
+    corpora = held_out_after(objective, open_corpus(small_corpus))
     model, evaluation = evaluation_of(BART, tokenizer, corpora)
     randomise(model, std=0.3)
     begin, eos, (answer,) = [tokenizer.vocabulary.bos] * begins, tokenizer.vocabulary.eos, tokenizer.encode("dog red")

@@ -191,7 +191,7 @@ def test_a_budget_of_flops_gives_each_model_its_steps(small_corpus, tmp_path):
     setup = prepare(load(files["narrow"], [], RunConfig), World.on_this_node())
     inputs, targets = setup.lengths
     pairs = (inputs**2, targets**2, inputs * targets)
-    of_step = count_flops(meta_model(setup.model), Sizes(*(16 * number for number in (1, inputs, targets, *pairs))))
+    of_step = count_flops(meta_model(setup.model), Sizes(*(16 * number for number in (inputs, targets, *pairs))))
     assert steps["narrow"] == round(2e10 / of_step) == steps["adapted"]
     assert steps["wide"] < steps["narrow"]
     assert steps["long spans"] != steps["narrow"]
