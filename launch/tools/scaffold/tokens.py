@@ -136,7 +136,7 @@ def keys_of(tokenizer: TokenizerConfig) -> dict[str, Any]:
 def _of_bpe(
     what: str, recipe: str, config: BPEConfig, texts: Sequence[bytes], written: list[str], is_row: bool = True
 ) -> Tokens:
-    """Tokens of BPE: as many as `config` has, or half of those that the sample gives."""
+    """Tokens of BPE: as many as `config` has, or half of those that the sample gives if these are fewer."""
     most = bpe.largest_vocabulary(texts, config.pattern)
     size = int(half_of_the_tokens(bpe.SMALLEST, most, config.vocab_size))
     config = config.model_copy(update={"vocab_size": size})
