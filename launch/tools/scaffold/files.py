@@ -137,10 +137,7 @@ def write_first_files(
     for path in [run_file] if corpus else [run_file, corpus_file]:
         if path.exists():
             raise UserError(f"{path}: exists already; choose another NAME")
-    if corpus:
-        data = _finished(corpus.rstrip("/"), model)
-    else:
-        data = _from_text(name, text, text_format, sample_by, model)
+    data = _finished(corpus.rstrip("/"), model) if corpus else _from_text(name, text, text_format, sample_by, model)
     set_activity("choosing the model and its steps")
     machine, (inputs, targets) = Machine.this(), data.objective.shape
     if isinstance(data.objective, MaskedLM):  # the head computes only the tokens that are predicted

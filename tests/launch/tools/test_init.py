@@ -243,8 +243,8 @@ def as_csv(*rows: list[str]) -> bytes:
         ),
         (
             "a.smi",
-            "\n".join(["SMILES", *MOLECULES]).encode(),
-            r"a.smi: expected a molecule in each line, found 'SMILES'; .* awk 'NR > 1 {print \$1}'$",
+            "\n".join(["SMILES Name", *(f"{one} m{number}" for number, one in enumerate(MOLECULES))]).encode(),
+            r"a.smi: expected a molecule in each line, found 'SMILES Name'; .* awk 'NR > 1 {print \$1}'$",
         ),
         ("a.jsonl", b"\n" * 99, "holds no text"),
         ("a.jsonl", JSON_LINES[: JSON_LINES.index("\n")].encode(), "holds 1 document, .* kB; expected 20 or more"),
@@ -411,7 +411,7 @@ def write_found(what: str) -> str:
             )
             return "a.fna"
         case "SMILES":
-            Path("a.smi").write_text("\n".join(MOLECULES))
+            Path("a.smi").write_text("\n".join([*MOLECULES, "a line of 400"]))
             return "a.smi"
         case "lists of integers":
             Path("a.txt").write_text("".join(" ".join(map(str, one)) + "\n" for one in [[*range(299)], *NUMBERS]))
@@ -431,7 +431,7 @@ def write_found(what: str) -> str:
     [
         ("proteins", {"kind": "symbols", "pattern": "."}, 109, 112, "proteins"),
         ("nucleotides", {"kind": "symbols", "pattern": "."}, 109, 112, None),
-        ("SMILES", {"kind": "bpe", "pattern": MOLECULES_RECIPE.tokenizer.pattern}, 50, 56, "molecules"),
+        ("SMILES", {"kind": "bpe", "pattern": MOLECULES_RECIPE.tokenizer.pattern}, 12, 16, "molecules"),
         ("lists of integers", {"kind": "ids", "vocab_size": 512}, 299, 304, "items"),
         ("column", {"kind": "ids", "vocab_size": 512}, 299, 304, "items"),
         ("source code", {"kind": "bpe"}, None, None, "code"),
