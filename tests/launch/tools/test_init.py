@@ -431,7 +431,7 @@ def write_found(what: str) -> str:
     [
         ("proteins", {"kind": "symbols", "pattern": "."}, 109, 112, "proteins"),
         ("nucleotides", {"kind": "symbols", "pattern": "."}, 109, 112, None),
-        ("SMILES", {"kind": "bpe", "pattern": MOLECULES_RECIPE.tokenizer.pattern}, 12, 16, "molecules"),
+        ("SMILES", {"kind": "bpe", "pattern": MOLECULES_RECIPE.tokenizer.pattern}, 13, 16, "molecules"),
         ("lists of integers", {"kind": "ids", "vocab_size": 512}, 299, 304, "items"),
         ("column", {"kind": "ids", "vocab_size": 512}, 299, 304, "items"),
         ("source code", {"kind": "bpe"}, None, None, "code"),
