@@ -127,6 +127,12 @@ def test_skypilots_variables_become_a_hostfile(tmp_path):
     assert [(node.name, node.ranks) for node in read(tmp_path / "hostfile")] == [("10.0.0.4", 8), ("10.0.0.5", 8)]
 
 
+def test_skypilots_bucket_takes_appends_and_has_one_node():
+    """Of SkyPilot's modes only MOUNT_CACHED takes appends. Each node has its own cache, so nodes don't share runs."""
+    task = manifest("skypilot/run.yaml")
+    assert (task["file_mounts"]["/bucket"]["mode"], task["num_nodes"]) == ("MOUNT_CACHED", 1)
+
+
 FOLDERS = ("data_pipeline", "pretrain", "launch", "configs")
 FILES = ("pyproject.toml", "README.md", "LICENSE")
 BUILD = "from setuptools.build_meta import build_wheel; build_wheel('dist')"  # what pip calls

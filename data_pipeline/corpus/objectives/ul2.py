@@ -130,6 +130,14 @@ class UL2(Objective):
     def sentinels(self) -> int:
         return max(denoiser.denoiser.sentinels for denoiser in self.denoisers)
 
+    def for_rows_of(self, tokens: int) -> Objective | None:
+        """The same mixture, each denoiser for rows of this many tokens; None if a denoiser has no such rows."""
+        fitted = [one.denoiser.for_rows_of(tokens) for one in self.denoisers]
+        if not all(fitted):
+            return None
+        denoisers = [one.model_copy(update={"denoiser": of}) for one, of in zip(self.denoisers, fitted, strict=True)]
+        return UL2.model_validate({**self.model_dump(exclude_unset=True), "denoisers": denoisers})
+
     def problems(self, vocabulary: Vocabulary) -> list[str]:
         tokens = [self.mode_tokens[mode] for mode in sorted(self._modes)]
         missing = [token for token in tokens if token not in vocabulary.special]

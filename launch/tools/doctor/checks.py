@@ -33,6 +33,7 @@ _SHARED = Path("/dev/shm")
 _SHARED_BY_RANK = 32 * 2**20  # bytes: NCCL's buffers, and batches on their way from the loader
 _WRITTEN = 4 * 2**20  # bytes
 _REFUSED = "choose another run.directory, on a disk and not in a mounted bucket, or make room there"
+_SECONDS_TO_SEE = 20.0  # a network file system shows a new file late
 _LOOPS = 5
 _REDUCED = {"cpu": 2**26, "cuda": 2**28}  # bytes
 Level = Literal["ok", "warning", "error"]
@@ -47,14 +48,12 @@ class Settings:
         all_ranks: number of ranks on all nodes.
         directory: the run directory.
         shared: a file that the head has created beside the run directory.
-        seconds_to_see: how long to wait for this file; a network file system shows a new file late.
     """
 
     ranks_here: int = 1
     all_ranks: int = 1
     directory: str | None = None
     shared: str | None = None
-    seconds_to_see: float = 20.0
 
 
 @dataclass(frozen=True)
@@ -157,7 +156,7 @@ def run_directory(settings: Settings) -> list[Finding]:
         found = f"{place}: can't {operation}: {error.strerror or error}"
         expected = "a directory where files can be written and appended to, and folders renamed"
         return [Finding("run directory", "error", found, expected, _REFUSED)]
-    if shared and not until(Path(shared).exists, settings.seconds_to_see):
+    if shared and not until(Path(shared).exists, _SECONDS_TO_SEE):
         found = f"{shared}, which launch doctor has just created, isn't seen here"
         remedy = "put run.directory on a file system that every node mounts"
         return [Finding("run directory", "error", found, "one file system for all nodes", remedy)]

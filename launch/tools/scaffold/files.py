@@ -61,7 +61,8 @@ class _Recipe(NamedTuple):
 
 # by the kind of documents (`Tokens.what`); all others have the first of SERIES
 _RECIPES = {
-    "proteins": _Recipe([f"bart-{size}" for size in ("2.4m", "7.9m", "28m", "107m")], {"bart": "proteins-prott5"})
+    "proteins": _Recipe([f"bart-{size}" for size in ("2.4m", "7.9m", "28m", "107m")], {"bart": "proteins-prott5"}),
+    "SMILES": _Recipe(SERIES["t5gemma2"], dict.fromkeys(("t5gemma2", "t5gemma", "t5"), "molecules")),
 }
 # by the family of models with muP: Muon's rates, and the steps of which one is warm-up
 _MUON = {
@@ -95,6 +96,7 @@ class Corpus:
         rows: number of rows of the text.
         vocabulary: tokens, with sentinels.
         pad, eos: the ids of these tokens.
+        models: the models to choose from, smallest first.
         settings: the keys of its file; None: the corpus is finished.
         lines: what was found in the text.
     """
@@ -105,6 +107,7 @@ class Corpus:
     vocabulary: int
     pad: int
     eos: int
+    models: Sequence[str]
     settings: dict[str, Any] | None = None
     lines: Sequence[str] = ()
 
@@ -134,16 +137,12 @@ def write_first_files(
     for path in [run_file] if corpus else [run_file, corpus_file]:
         if path.exists():
             raise UserError(f"{path}: exists already; choose another NAME")
-    if corpus:
-        data = _finished(corpus.rstrip("/"))
-        names = _models(model, data.objective)
-    else:
-        data, names = _from_text(name, text, text_format, sample_by, model)
+    data = _finished(corpus.rstrip("/"), model) if corpus else _from_text(name, text, text_format, sample_by, model)
     set_activity("choosing the model and its steps")
     machine, (inputs, targets) = Machine.this(), data.objective.shape
     if isinstance(data.objective, MaskedLM):  # the head computes only the tokens that are predicted
         targets = math.ceil(data.objective.mask_ratio * inputs)
-    run = run_within(hours, names, machine, data.vocabulary, (inputs, targets), data.rows)
+    run = run_within(hours, data.models, machine, data.vocabulary, (inputs, targets), data.rows)
     settings, time = _run_settings(name, data, run, machine), duration(3600 * run.hours)
     header = _RUN_HEADER.format(model=run.model, corpus=data.location, time=time, machine=machine.name)
     contents = {run_file: header + _yaml(settings)}
@@ -188,34 +187,29 @@ def _learns(config: ModelConfig, objective: Objective) -> bool:
     return objective.kind_of_batches in FAMILIES[config.family].objectives
 
 
-def _finished(location: str) -> Corpus:
-    """The corpus that the user gives. Raises UserError if it isn't there, or holds nothing out."""
+def _finished(location: str, model: str | None) -> Corpus:
+    """The corpus that the user gives. Raises UserError if it isn't there, holds nothing out, or doesn't fit `model`."""
     try:
         corpus = open_corpus(location)
     except UserError as error:
         raise type(error)(f"--corpus: {error}") from None
     if not corpus.rows("validation"):
         raise UserError(f"--corpus: {location}: has no held-out rows; build it with a larger split.validation_fraction")
-    vocabulary = corpus.tokenizer.vocabulary
-    rows = corpus.rows("train")
-    return Corpus(location, corpus.objective, rows, corpus.tokenizer.size, vocabulary.pad, vocabulary.eos)
+    known, models = corpus.tokenizer.vocabulary, _models(model, corpus.objective)
+    return Corpus(location, corpus.objective, corpus.rows("train"), known.size, known.pad, known.eos, models)
 
 
 def _from_text(
     name: str, text: str | None, text_format: str | None, sample_by: SampleBy | None, model: str | None
-) -> tuple[Corpus, Sequence[str]]:
-    """The corpus that is built from the files at `text`, and the models to choose from. Raises UserError for an unknown
-    `model`, and for text that no reader can read."""
+) -> Corpus:
+    """The corpus that is built from the files at `text`. Raises UserError for an unknown `model`, and for text that no
+    reader can read."""
     formats = [name for name, known in FORMATS.items() if not known.pairs]  # pairs need another objective
     if text_format not in (None, *formats):
         raise UserError(f"--format: {text_format!r}; expected one of {', '.join(formats)}")
     try:
         source, files, lines = source_of(text or _SHIPPED_TEXT, text_format, sample_by)
         sample = sample_of(source, files)
-        if source.format == "fasta" and sample.has_both_cases:
-            source = source.model_copy(update={"options": {"upper": True}})
-            sample = sample_of(source, files)
-            lines.append("letter case: upper and lower; residues are read in upper case (sources.0.options.upper)")
         tokens = tokens_of(source, files, sample.texts, _LARGEST_VOCABULARY)
         held_out = sample.held_out()
     except StoreError:
@@ -224,21 +218,27 @@ def _from_text(
         reason = str(error).removeprefix("file://")
         raise UserError(reason if reason.startswith("--") else f"--text: {reason}") from None
     recipe = _RECIPES.get(tokens.what) if tokens else None
-    names = recipe.models if recipe and model is None else _models(model, None)
-    config = model_named(names[0])
+    models = recipe.models if recipe and model is None else _models(model, None)
+    config = model_named(models[0])
     corpora = _CORPORA | (recipe.corpora if recipe else {})
     extended = f"configs:corpora/{corpora.get(config.family, 'c4-published')}.yaml"
     shipped = load(paths.config(extended), [], CorpusConfig)
-    lines = [*lines, *sample.shown(), *(tokens.shown(sample.cut_at) if tokens else [])]
     objective = _fitted(shipped.rows.objective, config.longest_sequence, tokens)
-    tokenizer: dict[str, Any] = {"sentinels": max(shipped.tokenizer.sentinels, objective.sentinels)}
+    special, sentinels = shipped.tokenizer.special_tokens, max(shipped.tokenizer.sentinels, objective.sentinels)
+    tokenizer: dict[str, Any] = {"sentinels": sentinels}
     rows: dict[str, Any] = {} if shipped.rows.objective == objective else {"objective": objective.model_dump()}
     if tokens:
-        special = shipped.tokenizer.special_tokens
         tokenizer = {**keys_of(tokens.tokenizer), **({"special_tokens": special} if special else {}), **tokenizer}
-        rows |= {"apply_at": "load"}
         if tokens.is_row and "complete_documents" in objective.packings:
-            rows |= {"packing": "complete_documents"}
+            rows["packing"] = "complete_documents"
+        known = Tokenizer(tokens.model, special, sentinels).vocabulary
+        if problems := objective.problems(known):
+            raise UserError(f"--model: {objective.name}: {problems[0]}, for {tokens.what}")
+        size, pad, eos = known.size, known.pad, known.eos
+        rows_of_text = sample.documents * (1.0 if tokens.is_row else tokens.lengths.mean() / objective.raw_length)
+    else:
+        size, pad, eos = sample.vocabulary(_LARGEST_VOCABULARY) + sentinels, 0, 1
+        rows_of_text = sample.bytes / _BYTES_PER_TOKEN / objective.raw_length
     if text and any("${" in one for one in ([source.path] if isinstance(source.path, str) else source.path)):
         raise UserError(f"--text: {text}: `${{` begins an interpolation in the corpus file; rename the file or folder")
     path = source.path.replace(_SAMPLES, "${samples:}/") if isinstance(source.path, str) else source.path
@@ -258,17 +258,8 @@ def _from_text(
         "tokenizer": tokenizer,
         **({"rows": rows} if rows else {}),
     }
-    location, sentinels = f"corpora/{name}", tokenizer["sentinels"]
-    if tokens is None:
-        rows_of_text = sample.bytes / _BYTES_PER_TOKEN / objective.raw_length
-        vocabulary = sample.vocabulary(_LARGEST_VOCABULARY) + sentinels
-        return Corpus(location, objective, rows_of_text, vocabulary, 0, 1, settings, lines), names
-    known = Tokenizer(tokens.model, shipped.tokenizer.special_tokens, sentinels).vocabulary
-    if problems := objective.problems(known):
-        raise UserError(f"--model: {objective.name}: {problems[0]}, for {tokens.what}")
-    rows_of_text = sample.documents * (1.0 if tokens.is_row else tokens.lengths.mean() / objective.raw_length)
-    found = Corpus(location, objective, rows_of_text, known.size, known.pad, known.eos, settings, lines)
-    return found, names
+    lines = [*lines, *sample.shown(), *(tokens.shown(sample.cut_at) if tokens else [])]
+    return Corpus(f"corpora/{name}", objective, rows_of_text, size, pad, eos, models, settings, lines)
 
 
 def _fitted(objective: Objective, longest: int | None, tokens: Tokens | None) -> Objective:

@@ -50,12 +50,6 @@ class Sample:
     documents: int
     cut_at: int = 0
 
-    @property
-    def has_both_cases(self) -> bool:
-        """Whether the texts have letters in lower case and letters in upper case."""
-        letters = b"".join(self.texts)
-        return letters != letters.upper() and letters != letters.lower()
-
     def shown(self) -> list[str]:
         """Lines with the beginnings of the first texts."""
         texts = [text.decode(errors="ignore") for text in self.texts[:_SHOWN]]  # a sampled text may end in a character
@@ -105,13 +99,17 @@ def source_of(
     size = sum(file.bytes for file in files)
     if sample_by and kind != "text":
         raise UserError(f"--sample-by: for plain text, and the format is {kind}, which has documents of its own")
+    options = _table_options(source, files[0])
     if kind == "text":
         sample_by = sample_by or ("line" if is_of_lines(files[0]) else "document")
-        options: dict[str, Any] = {"sample_by": sample_by}
+        options["sample_by"] = sample_by
         what += f", a {'file' if sample_by == 'document' else sample_by} a document; --sample-by chooses"
         if sample_by == "document" and len(files) < _ENOUGH_FILES:
             options[PART] = min(_LARGEST_PART, max(_SMALLEST_PART, size // _PARTS))
-    elif options := _table_options(source, files[0]):
+    elif kind == "fasta":
+        options["upper"] = True  # a soft-masked genome has repeats in lower case
+        what += ", residues in upper case"
+    elif options:
         what += f", ids in {options['ids']!r}" if "ids" in options else f", text in {options.get('text', 'text')!r}"
     lines = [f"left out: {inputs.left_out}"] if inputs.hidden else []
     if others:
@@ -166,8 +164,8 @@ def _ending(name: str) -> str:
 
 
 def _table_options(source: SourceConfig, file: InputFile) -> dict[str, Any]:
-    """The options that a table needs: how a CSV file is written and, without a column "text", the column of the longest
-    strings or lists of integers. {} for a file that is no table."""
+    """The options that a table needs: how a CSV file is written and, without a column "text", a column of SMILES, else
+    the column of the longest strings or lists of integers. {} for a file that is no table."""
     options: dict[str, Any] = {}
     names, lists = list[str](), list[str]()
     if source.format == "csv":
@@ -187,10 +185,12 @@ def _table_options(source: SourceConfig, file: InputFile) -> dict[str, Any]:
             return 0.0
         return sum(len(record.text) for record in records) / max(1, len(records))
 
-    columns = [*({"text": name} for name in names), *({"ids": name} for name in lists)]
-    if not columns or "text" in names:
+    if "text" in names:
         return options
-    return options | max(columns, key=length)
+    if molecules := [name for name in names if name.lower().endswith("smiles")]:  # an InChI is longer
+        names, lists = molecules, []
+    columns = [*({"text": name} for name in names), *({"ids": name} for name in lists)]
+    return options | max(columns, key=length) if columns else options
 
 
 def sample_of(source: SourceConfig, files: Sequence[InputFile]) -> Sample:

@@ -4,6 +4,7 @@ import itertools
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import PurePosixPath
 from typing import Any
 
 import numpy as np
@@ -21,13 +22,15 @@ from data_pipeline.sources import formats
 from data_pipeline.sources.record import Input, ReadStats
 from data_pipeline.stages.inputs import InputFile
 
-ATOMS = r"\[[^\]]+]|Br|Cl|%[0-9]{2}|[^\s\[\]]"
 _SMILES = re.compile(r"(?:\[[^\]\s]+]|Br|Cl|%[0-9]{2}|[BCNOPSFIbcnops0-9().=#$:/\\~@?>*+-])+")
 _OF_BONDS = re.compile(r"[=#()\[1]")  # half of all molecules or more have one
+_MOST_OF = 0.99  # a large file has some that are damaged
 _INTEGERS = re.compile(r"\s*\d+(?:\s+\d+)+\s*", re.ASCII)
 _BASES = b"ACGTUNacgtun"
 _PROGRAMS = re.compile(r".*\.(c|cc|cpp|cs|go|h|hpp|hs|java|jl|js|kt|lua|ml|php|pl|py|r|rb|rs|scala|sh|swift|ts)", re.I)
 _LINES = 200  # read to see what the lines of a file are
+# of configs/corpora/molecules.yaml: a branch is always between two tokens
+_OF_MOLECULES = BPEConfig(pattern=r"\)*[^()]+\(*|[()]+", vocab_size=768)
 _SHOWN, _DIGITS_SHOWN = 30, 20  # symbols; digits of an integer
 _LONGEST_ROW = 1024  # tokens; longer documents become several rows
 
@@ -73,13 +76,23 @@ class Tokens:
 
 
 def is_of_lines(file: InputFile) -> bool:
-    """Whether each line of a text file is a molecule or a list of integers."""
+    """Whether each line of a text file is a molecule or a list of integers.
+
+    Raises UserError for a .smi file that has more than molecules.
+    """
     input_ = Input(file.path, options={"sample_by": "line"}, is_sample=True)
     try:
         lines = [record.text for record in itertools.islice(formats.read("text", input_, ReadStats()), _LINES)]
     except UserError:  # said when the sample is read
         return False
-    return _are_integers(lines) or _are_molecules(lines)
+    if _are_integers(lines) or _are_molecules(lines):
+        return True
+    words = [line.split()[0] for line in lines]
+    if ".smi" in PurePosixPath(file.name).suffixes and _are_molecules(words[1:]):
+        rows = "" if _SMILES.fullmatch(words[0]) else "NR > 1 "
+        alone = f"keep the molecules alone: awk '{rows}{{print $1}}'"
+        raise UserError(f"{file.name}: expected a molecule in each line, found {lines[0]!r}; {alone}")
+    return False
 
 
 def tokens_of(source: SourceConfig, files: Sequence[InputFile], texts: Sequence[bytes], largest: int) -> Tokens | None:
@@ -100,17 +113,14 @@ def tokens_of(source: SourceConfig, files: Sequence[InputFile], texts: Sequence[
         letters = b"".join(texts)
         are_bases = len(letters.translate(None, _BASES)) <= 0.01 * len(letters)
         what, recipe = ("nucleotides", None) if are_bases else ("proteins", "proteins")
-        return _of_symbols(what, recipe, SymbolsConfig(), texts, written)
+        symbols = SymbolsConfig()
+        model = symbols.train(texts)
+        described = f"{len(model.symbols):,} symbols, the most frequent first: {first_few(model.symbols, _SHOWN)}"
+        return Tokens(what, symbols, model, _lengths(model.encode(written)), described, recipe=recipe)
     if _are_molecules(written):
-        return _of_symbols("SMILES", "molecules", SymbolsConfig(pattern=ATOMS), texts, written)
+        return _of_bpe("SMILES", "molecules", _OF_MOLECULES, texts, written)
     if source.format == "text" and all(_PROGRAMS.fullmatch(file.name) for file in files):
-        most = bpe.largest_vocabulary(texts)
-        size = int(max(bpe.SMALLEST, half_of_the_tokens(bpe.SMALLEST, most, largest)))
-        programs = BPEConfig(vocab_size=size)
-        model = programs.train(texts)
-        described = f"{size:,} of byte-level BPE; no character is changed"
-        lengths = _lengths(model.encode(written))
-        return Tokens("source code", programs, model, lengths, described, is_row=False, recipe="code")
+        return _of_bpe("source code", "code", BPEConfig(vocab_size=largest), texts, written, is_row=False)
     return None
 
 
@@ -124,12 +134,16 @@ def keys_of(tokenizer: TokenizerConfig) -> dict[str, Any]:
     return {"kind": tokenizer.kind, **tokenizer.model_dump(include=tokenizer.model_fields_set - {"kind"})}
 
 
-def _of_symbols(
-    what: str, recipe: str | None, config: SymbolsConfig, texts: Sequence[bytes], written: Sequence[str]
+def _of_bpe(
+    what: str, recipe: str, config: BPEConfig, texts: Sequence[bytes], written: list[str], is_row: bool = True
 ) -> Tokens:
+    """Tokens of BPE: as many as `config` has, or half of those that the sample gives if these are fewer."""
+    most = bpe.largest_vocabulary(texts, config.pattern)
+    size = int(half_of_the_tokens(bpe.SMALLEST, most, config.vocab_size))
+    config = config.model_copy(update={"vocab_size": size})
     model = config.train(texts)
-    described = f"{len(model.symbols):,} symbols, the most frequent first: {first_few(model.symbols, _SHOWN)}"
-    return Tokens(what, config, model, _lengths(model.encode([*written])), described, recipe=recipe)
+    described = f"{size:,} of byte-level BPE; no character is changed"
+    return Tokens(what, config, model, _lengths(model.encode(written)), described, is_row, recipe)
 
 
 def _lengths(documents: Sequence[Any]) -> np.ndarray:
@@ -149,6 +163,7 @@ def _are_integers(texts: Sequence[str]) -> bool:
 
 
 def _are_molecules(texts: Sequence[str]) -> bool:
-    """All are SMILES in their characters, and half have a bond, a branch, a ring or an atom in brackets."""
-    are_smiles = bool(texts) and all(_SMILES.fullmatch(text.strip()) for text in texts)
-    return are_smiles and sum(_OF_BONDS.search(text) is not None for text in texts) >= len(texts) / 2
+    """99 % are SMILES in their characters, and half have a bond, a branch, a ring or an atom in brackets."""
+    smiles = [text for text in texts if _SMILES.fullmatch(text.strip())]
+    are_smiles = bool(smiles) and len(smiles) >= _MOST_OF * len(texts)
+    return are_smiles and sum(_OF_BONDS.search(text) is not None for text in smiles) >= len(texts) / 2

@@ -30,7 +30,7 @@ from data_pipeline.corpus.objectives.objective import Examples, Padded, together
 from data_pipeline.corpus.objectives.randomness import permutation, random_bits, row_keys, uniform
 from data_pipeline.corpus.objectives.span_corruption import SpanCorruption, with_sentinels
 from data_pipeline.corpus.objectives.text_to_text import InOneRow
-from data_pipeline.corpus.objectives.ul2 import UL2
+from data_pipeline.corpus.objectives.ul2 import UL2, Denoiser
 from data_pipeline.loading.batch_layout import IGNORE_INDEX
 from data_pipeline.loading.batches import as_batch
 from tests.support.example_rows import (
@@ -362,6 +362,21 @@ def test_an_objective_for_rows_of_some_tokens_has_such_rows(tokens):
     for one in (CausalLM(length=19), PrefixLM(length=64), Infilling(length=8), MaskedLM(length=70)):
         found = one.for_rows_of(tokens)
         assert (found.name, found.raw_length) == (one.name, tokens)
+
+
+@each("tokens", [66, 570])
+def test_a_mixture_for_rows_of_some_tokens_has_such_rows_of_each_denoiser(tokens):
+    """Span corruption has rows of 8 and of 10 tokens, not of 9."""
+    infilling = Denoiser(denoiser=Infilling(length=8, whole_rate=1.0), rate=4)
+    mixture = UL2(denoisers=(infilling, Denoiser(denoiser=SpanCorruption(), mode="R")))
+    found = mixture.for_rows_of(tokens)
+    assert found.raw_lengths.tolist() == [tokens, tokens]
+    assert [(one.denoiser.name, one.rate, one.mode) for one in found.denoisers] == [
+        ("infilling", 4, None),
+        ("span_corruption", 1, "R"),
+    ]
+    assert found.denoisers[0].denoiser.whole_rate == 1
+    assert mixture.for_rows_of(9) is None
 
 
 def test_random_bits_are_uniform_and_uncorrelated():

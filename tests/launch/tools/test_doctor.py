@@ -88,9 +88,10 @@ def test_a_mounted_bucket_that_refuses_what_runs_do_is_an_error(tmp_path, monkey
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_file_of_the_head_must_be_seen_on_each_node(tmp_path):
+def test_a_file_of_the_head_must_be_seen_on_each_node(tmp_path, monkeypatch):
+    monkeypatch.setattr(checks, "_SECONDS_TO_SEE", 0)
     (shared := tmp_path / "shared").touch()
-    given = Settings(directory=str(tmp_path / "run"), shared=str(shared), seconds_to_see=0)
+    given = Settings(directory=str(tmp_path / "run"), shared=str(shared))
     (seen,) = checks.run_directory(given)
     assert seen.level == "ok"
     assert seen.found.startswith(f"{tmp_path}: ")

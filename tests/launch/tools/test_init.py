@@ -25,7 +25,6 @@ from launch.tools.scaffold import machine as first_machine
 from launch.tools.scaffold.files import SERIES
 from launch.tools.scaffold.machine import FirstRun, Machine, model_named, run_within
 from launch.tools.scaffold.text import Sample, sample_of, source_of
-from launch.tools.scaffold.tokens import ATOMS
 from pretrain import models
 from pretrain.config import RunConfig
 from pretrain.models import FAMILIES
@@ -38,6 +37,8 @@ SAMPLES = Path(data_pipeline.__file__).with_name("samples")
 CONFIGS = Path(__file__).parents[3] / "configs"
 RECIPES = Path(__file__).parents[3] / "docs/results"
 INF = float("inf")
+MOLECULES = [f"{'C' * (number % 20)}c1ccc(Br)cc1[nH]{'N' * (number // 20)}" for number in range(400)]
+MOLECULES_RECIPE = load(CONFIGS / "corpora/molecules.yaml", [], CorpusConfig)
 SIZES = SERIES["t5gemma2"]
 THIS_MACHINE = Machine.this
 TWO_CORES = Machine(0, "2 cores, no GPU", 200e9, "measured in fp32", "fp32")
@@ -59,10 +60,10 @@ def _machine(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(Machine, "this", lambda: TWO_CORES)
 
 
-def first_files(*options: str) -> tuple[CorpusConfig, RunConfig, str]:
+def first_files(*options: str, name: str = "first") -> tuple[CorpusConfig, RunConfig, str]:
     """The files that `launch init` writes, and what it prints."""
-    printed = done_here("launch", "init", *options)
-    return load("first.corpus.yaml", [], CorpusConfig), load("first.run.yaml", [], RunConfig), printed
+    printed = done_here("launch", "init", name, *options)
+    return load(f"{name}.corpus.yaml", [], CorpusConfig), load(f"{name}.run.yaml", [], RunConfig), printed
 
 
 def looked_at(text: str) -> tuple[SourceConfig, Sample]:
@@ -235,6 +236,16 @@ def as_csv(*rows: list[str]) -> bytes:
         ("a.txt", b"", "a.txt: byte 0: empty file"),
         ("a.txt", b"1 4194304\n" * 50, "holds lists of integers, .* is 4194304; ids go up to 4,194,303 "),
         ("a.txt", b"1 " + b"9" * 400 + b"\n", "holds lists of integers, .* is 9{20}; ids go up to 4,194,303 "),
+        (
+            "a.smi",
+            "".join(f"{one}\tm{number}\n" for number, one in enumerate(MOLECULES)).encode(),
+            r"a.smi: expected a molecule in each line, found 'c1ccc\(Br\)cc1\[nH]\\tm0'; .* awk '{print \$1}'$",
+        ),
+        (
+            "a.smi",
+            "\n".join(["SMILES Name", *(f"{one} m{number}" for number, one in enumerate(MOLECULES))]).encode(),
+            r"a.smi: expected a molecule in each line, found 'SMILES Name'; .* awk 'NR > 1 {print \$1}'$",
+        ),
         ("a.jsonl", b"\n" * 99, "holds no text"),
         ("a.jsonl", JSON_LINES[: JSON_LINES.index("\n")].encode(), "holds 1 document, .* kB; expected 20 or more"),
     ],
@@ -400,8 +411,7 @@ def write_found(what: str) -> str:
             )
             return "a.fna"
         case "SMILES":
-            molecules = (f"{'C' * (number % 20)}c1ccc(Br)cc1[nH]{'N' * (number // 20)}" for number in range(400))
-            Path("a.smi").write_text("\n".join(molecules))
+            Path("a.smi").write_text("\n".join([*MOLECULES, "a line of 400"]))
             return "a.smi"
         case "lists of integers":
             Path("a.txt").write_text("".join(" ".join(map(str, one)) + "\n" for one in [[*range(299)], *NUMBERS]))
@@ -421,7 +431,7 @@ def write_found(what: str) -> str:
     [
         ("proteins", {"kind": "symbols", "pattern": "."}, 109, 112, "proteins"),
         ("nucleotides", {"kind": "symbols", "pattern": "."}, 109, 112, None),
-        ("SMILES", {"kind": "symbols", "pattern": ATOMS}, 50, 56, "molecules"),
+        ("SMILES", {"kind": "bpe", "pattern": MOLECULES_RECIPE.tokenizer.pattern}, 13, 16, "molecules"),
         ("lists of integers", {"kind": "ids", "vocab_size": 512}, 299, 304, "items"),
         ("column", {"kind": "ids", "vocab_size": 512}, 299, 304, "items"),
         ("source code", {"kind": "bpe"}, None, None, "code"),
@@ -469,16 +479,43 @@ def test_proteins_are_trained_as_in_their_recipe():
     assert run.data.curriculum == []
 
 
-@each("letters, options", [("ACGTacgtn", {"upper": True}), ("ACGTN", {}), ("acgtn", {})])
-def test_sequences_in_both_cases_are_read_in_upper_case(letters, options):
+def test_molecules_are_trained_as_in_their_recipe():
+    """With rows that take the longest molecule, and with half of the tokens that a small file gives."""
+    corpus, run, _ = first_files("--text", write_found("SMILES"))
+    rows = corpus.rows.objective
+    assert rows.model_dump() == MOLECULES_RECIPE.rows.objective.for_rows_of(rows.raw_length).model_dump()
+    assert rows.raw_lengths.tolist() == [rows.raw_length] * 3
+    others = {"vocab_size"}
+    assert corpus.tokenizer.model_dump(exclude=others) == MOLECULES_RECIPE.tokenizer.model_dump(exclude=others)
+    assert 258 < corpus.tokenizer.vocab_size < MOLECULES_RECIPE.tokenizer.vocab_size
+    assert corpus.sources[0].options == {"sample_by": "line"}
+    assert (run.model.family, run.data.curriculum) == ("t5gemma2", [])
+    of_t5, _, _ = first_files("--text", "a.smi", "--model", "t5", name="b")
+    assert of_t5.rows.model_dump() == corpus.rows.model_dump()
+
+
+@each("column", ["SMILES", "canonical_smiles"])
+def test_a_column_of_molecules_is_read_though_another_is_longer(column):
+    rows = [[str(number), one, f"InChI=1S/{'C6H6' * 30}"] for number, one in enumerate(MOLECULES)]
+    Path("a.csv").write_bytes(as_csv(["id", column, "inchi"], *rows))
+    corpus, _, printed = first_files("--text", "a.csv")
+    assert corpus.sources[0].options == {"text": column}
+    assert "found: SMILES; tokens: " in printed
+
+
+@each("letters", ["ACGTacgtn", "ACGTN", "acgtn"])
+def test_sequences_are_read_in_upper_case(letters):
     Path("a.fa").write_text("".join(f">{number}\n{one}\n" for number, one in enumerate(sequences(letters, 90))))
     corpus, _, printed = first_files("--text", "a.fa")
-    assert corpus.sources[0].options == options
-    assert ("letter case: upper and lower; residues are read in upper case" in printed) == bool(options)
+    assert corpus.sources[0].options == {"upper": True}
+    assert "format fasta, residues in upper case\n" in printed
     assert "found: nucleotides; tokens: 5 symbols" in printed
 
 
-@each("what, options, ids", [("column", ["--model", "bart"], (512, 513)), ("proteins", [], (0, 1))])
+@each(
+    "what, options, ids",
+    [("column", ["--model", "bart"], (512, 513)), ("proteins", [], (0, 1)), ("SMILES", [], (0, 1))],
+)
 def test_what_init_writes_for_no_prose_builds_and_trains(what, options, ids):
     _, run, _ = first_files("--text", write_found(what), *options)
     assert (run.model.pad_id, run.model.eos_id) == ids
