@@ -4,8 +4,8 @@
 
 Installs each package with the project's wheel into a folder of its own. What they depend on is the environment's. A run
 of three steps trains in an empty folder, with a run file that names the package (`pii`: with a corpus file). Printed
-for each package: what names it, the exit code, the seconds, and warnings. The hook `moses` warns if MOSES' wheels aren't
-installed. Exit code 1: a package failed. Takes some minutes of two cores.
+for each package: what names it, the exit code, the seconds, and warnings. Without MOSES' wheels the hook `moses` warns.
+Exit code 1: a package failed. Takes three minutes of two cores.
 """
 
 import os
