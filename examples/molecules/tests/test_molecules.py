@@ -4,6 +4,7 @@ import gzip
 import json
 import random
 from importlib.util import find_spec
+from types import SimpleNamespace
 
 import pytest
 from molecules import decoration
@@ -105,18 +106,23 @@ def test_samples_are_read_from_text_and_from_answers(tmp_path):
     assert (metric_name("unique@10000"), metric_name("FCD/TestSF")) == ("unique_at_10000", "fcd_testsf")
 
 
-def test_the_hook_measures_what_a_model_writes(tmp_path):
+@pytest.fixture
+def evaluation(tmp_path):
+    """The evaluation of a model with random weights, whose tokens are the symbols of 400 training molecules."""
     (tmp_path / "train.txt").write_text("".join(f"{one}\n" for one in moses_smiles("train")[:400]))
     source = {"format": "text", "path": str(tmp_path / "train.txt"), "options": {"sample_by": "line"}}
     changes = {"sources": [source], "tokenizer": {"kind": "symbols", "sentinels": 16}, "cleaning": {"profile": "none"}}
     corpus = open_corpus(built(write_corpus_file(tmp_path / "molecules.yaml", output=str(tmp_path / "out"), **changes)))
-    _, evaluation = evaluation_of(T5, corpus.tokenizer, {})
+    return evaluation_of(T5, corpus.tokenizer, {})[1]
+
+
+def test_the_hook_measures_what_a_model_writes(evaluation):
     settings = check({"samples": 600, "max_new_tokens": 3}, MosesSettings, "hook")
     result = Moses(settings).evaluate(evaluation)
     table = result.tables["moses"]
     assert len(table) == 10
     with evaluation.whole_model() as model:
-        trained = TrainedModel(model, corpus.tokenizer)
+        trained = TrainedModel(model, evaluation.held_out.tokenizer)
         generation = GenerationSettings(max_new_tokens=3, temperature=1.0)
         smiles = [
             filled("<extra_id_0>", one.generated)
@@ -125,3 +131,14 @@ def test_the_hook_measures_what_a_model_writes(tmp_path):
     assert [row["molecule"] for row in table] == smiles[:10]
     assert result.metrics == {f"moses/{metric_name(name)}": value for name, value in measured(smiles).items()}
     assert "600 molecules" in result.lines[0]
+
+
+@pytest.mark.slow
+def test_a_model_that_writes_training_molecules_has_the_floor_of_fcd_and_nothing_new(evaluation, monkeypatch):
+    smiles = random.Random(0).sample(moses_smiles("train"), 30_000)
+    answers = SimpleNamespace(following=lambda start: [SimpleNamespace(generated=one) for one in smiles[start:]])
+    monkeypatch.setattr("molecules.hook.Answers", lambda *arguments, **options: answers)
+    found = Moses(check({"samples": 30_000}, MosesSettings, "hook")).evaluate(evaluation).metrics
+    unique = dict.fromkeys(("moses/unique_at_1000", "moses/unique_at_10000"), 1)
+    expected = {"moses/valid": 1, **unique, "moses/fcd_test": 0.0471, "moses/fcd_testsf": 0.5068}
+    assert found == pytest.approx({**expected, "moses/novelty": 0.0003}, abs=5e-5)  # recorded to four decimals

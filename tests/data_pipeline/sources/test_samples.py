@@ -55,34 +55,3 @@ def test_samples_are_small_and_have_their_licences():
     assert sum(path.stat().st_size for path in SAMPLES.iterdir()) < 5.4e6
     licences = (SAMPLES / "LICENSES.md").read_text()
     assert all(path.name in licences for path in SAMPLES.iterdir() if path.name != "LICENSES.md")
-
-
-PEOPLE, THINGS = ["Mary", "John", "Daniel", "Sandra", "Anna", "Peter"], ["ball", "book", "letter", "apple", "stone"]
-PLACES = ["garden", "kitchen", "office", "school", "park", "church", "house", "hotel"]
-
-
-def whereabouts(draw: random.Random) -> tuple[str, str]:
-    """A story and where someone or something is at its end."""
-    people, thing = draw.sample(PEOPLE, draw.randint(2, 3)), draw.choice(THINGS)
-    at, story, carrier = {}, [], None
-    for person in people:
-        at[person] = draw.choice(PLACES)
-        story.append(f"{person} is in the {at[person]}.")
-    for _ in range(draw.randint(2, 4)):
-        person = draw.choice(people)
-        if carrier is None and draw.random() < 0.5:
-            carrier = person
-            story.append(f"{person} takes the {thing}.")
-        else:
-            at[person] = draw.choice([place for place in PLACES if place != at[person]])
-            story.append(f"{person} goes to the {at[person]}.")
-    asked = draw.choice(people) if carrier is None or draw.random() < 0.5 else thing
-    return f"{' '.join(story)} Where is {'the ' if asked == thing else ''}{asked}?", at.get(asked) or at[carrier]
-
-
-def test_whereabouts_are_drawn_as_their_licence_file_says():
-    draw, drawn = random.Random(0), dict[str, str]()
-    while len(drawn) < 12_000:
-        drawn.setdefault(*whereabouts(draw))
-    lines = content(SAMPLES / "whereabouts.tsv.bz2").decode().splitlines()
-    assert lines == [f"{story}\t{place}" for story, place in drawn.items()]
