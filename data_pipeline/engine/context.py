@@ -46,6 +46,9 @@ class Context:
     attempt: Attempt = field(default_factory=Attempt)
     shared: str = ""
 
+    def __post_init__(self) -> None:
+        _shared.of((str(self.store), self.shared))  # frees what another stage has made
+
     @property
     def progress(self) -> Activity:
         """What the unit does. Set `doing` to a step in words: "training on 38 MB of text"."""
@@ -74,7 +77,7 @@ class Context:
 
 
 class _Shared:
-    """What the units of one stage share in this process. Another stage's units begin with nothing."""
+    """What the units of one stage share in this process. The first unit of another stage begins with nothing."""
 
     def __init__(self) -> None:
         self._whose: tuple[str, str] = ("", "")
