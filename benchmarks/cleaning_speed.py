@@ -239,7 +239,8 @@ def builds(given: argparse.Namespace) -> Iterator[Table]:
 
 def cost_of_dropped(given: argparse.Namespace) -> Iterator[Table]:
     columns = ["corpus", "core-seconds, with", "core-seconds, without", "times as long", "MB, with", "MB, without"]
-    table = Table(f"Tables of dropped documents: builds in one process, medians of {given.rounds}", [*columns, "MB of the tables"])
+    title = f"Tables of dropped documents: builds in one process, medians of {given.rounds}"
+    table = Table(title, [*columns, "MB of the tables"])
     sides, what = {"with": True, "without": False}, "build" if given.shards else "documents"
     with tempfile.TemporaryDirectory() as folder:
         corpora: dict[str, Json] = {
