@@ -1,4 +1,4 @@
-"""One attempt at a unit in a worker: what its work gets, what it needs of a node, and how it fails. Works without Ray."""
+"""One attempt at a unit in a worker: what its work gets, what it needs of a node, how it fails. Works without Ray."""
 
 import contextlib
 import os
