@@ -27,7 +27,7 @@ from data_pipeline.engine import merging
 from data_pipeline.engine.context import Context
 from data_pipeline.engine.work_units import Finished, Output, Result
 from data_pipeline.stages import table
-from data_pipeline.stages.inputs import files_of
+from data_pipeline.stages.inputs import inputs_of
 from data_pipeline.stages.stage import Build
 from tests.support.builds import OFF, write_model
 
@@ -90,7 +90,7 @@ def configs(folder: Path, characters: int) -> Iterator[CorpusConfig]:
 def peaks(config: CorpusConfig) -> dict[str, Peak]:
     """The peak of each stage of a build."""
     store = LocalStore(Path(config.output))
-    build = Build(config, store, files_of(config))
+    build = Build(config, store, inputs_of(config).files)
     found: dict[str, Peak] = {}
     for stage in table.stages_of(config):
         done = []

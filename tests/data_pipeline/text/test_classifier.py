@@ -18,7 +18,7 @@ from data_pipeline.config import CorpusConfig
 from data_pipeline.engine.context import Context
 from data_pipeline.stages import dedup, report, write_manifest
 from data_pipeline.stages import documents as documents_stage
-from data_pipeline.stages.inputs import files_of
+from data_pipeline.stages.inputs import inputs_of
 from data_pipeline.stages.parts import Part
 from data_pipeline.text.cleaning.classifier import ClassifierConfig, label_of, scorer
 from data_pipeline.text.document import Document, Tally
@@ -148,7 +148,7 @@ def test_a_worker_loads_each_of_two_classifiers_once_a_stage_and_asks_for_the_me
     store, loaded, load = LocalStore(tmp_path / "corpus"), list[str](), fasttext.load_model
     monkeypatch.setattr(fasttext, "load_model", lambda path: loaded.append(path) or load(path))
 
-    units = documents_stage.plan(config, store, files_of(config))
+    units = documents_stage.plan(config, store, inputs_of(config).files)
     work = dedup.Work(config, [Part("p", "a", "", 1, {}, 1, checksums=["same"])], config.all_steps, [])
     both = 2 * sum(Path(model).stat().st_size for model in models)
     assert [unit.memory for unit in (*units, *dedup.plan(work, []))] == [both] * 5
