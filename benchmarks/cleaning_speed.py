@@ -2,6 +2,7 @@
 
     python benchmarks/cleaning_speed.py [--seconds 2] [--json FILE]
     python benchmarks/cleaning_speed.py --build 20 [--shards] [--rounds 5] [--beside CHECKOUT] [--json FILE]
+    python benchmarks/cleaning_speed.py --build 20 --keep-dropped [--wikipedia DUMPS] [--rounds 5] [--json FILE]
 
 Runs on the real text that ships with the package and its tests. MB count the uncompressed input, and seconds are the
 processor's. The classifier has the words of the text, vectors of 100 numbers drawn at random and a million buckets for
@@ -10,6 +11,10 @@ pairs of words, as large models have.
 `--build`: C4's rules with fast language and bad words, and its three steps of deduplication, on so many MB of a WET
 archive, up to the documents or to the shards: each stage's seconds, and those of the whole command. With another
 checkout, builds of both take turns, and their files are compared.
+
+`--keep-dropped`: what the tables of dropped documents cost, which builds write by default. Builds with the tables and
+without them take turns, of the WET archive and of Wikipedia's dumps. Rules and deduplication of Wikipedia are those of
+configs/corpora/enwik8.yaml.
 """
 
 import argparse
@@ -24,13 +29,14 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
+from operator import truediv
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-from harness import ROOT, Options, Table, main
+from harness import ROOT, Json, Options, Table, main
 from pii.patterns import PLACEHOLDERS, mask
 from wet_files import write_wet
 
@@ -148,23 +154,26 @@ def crawl(pages: list[str], size: int) -> list[str]:
 
 
 class Built(NamedTuple):
-    """Core-seconds of the command and of each stage; the sha256 of each file that the corpus consists of."""
+    """Core-seconds of the command and of each stage; the sha256 of each file that the corpus consists of; the bytes of
+    all files of the corpus's folder, and of its tables of dropped documents."""
 
     command: float
     stages: dict[str, float]
     files: dict[str, str]
+    bytes: int
+    dropped_bytes: int
 
 
-def built(checkout: Path, archive: Path, what: str) -> Built:
-    """What the command `what` of `checkout` does, in one process."""
+def built(checkout: Path, what: str, settings: Json) -> Built:
+    """What the command `what` of `checkout` does with `settings` of a corpus, in one process."""
     with tempfile.TemporaryDirectory() as folder:
         corpus = Path(folder) / "corpus"
         config = {
             "name": "crawl",
             "output": str(corpus),
-            "sources": [{"format": "wet", "path": str(archive)}],
             "tokenizer": {"vocab_size": 8000, "sample_bytes": 1_000_000},
             "ray": {"small_bytes": 10**15},
+            **settings,
         }
         (Path(folder) / "corpus.yaml").write_text(json.dumps(config))
         command = [sys.executable, "-m", "data_pipeline", what, f"{folder}/corpus.yaml"]
@@ -182,18 +191,32 @@ def built(checkout: Path, archive: Path, what: str) -> Built:
             for path in corpus.rglob("*")
             if path.suffix in (".parquet", ".safetensors", ".tar", ".model")
         }
-        return Built(used, stages, files)
+        sizes = {path: path.stat().st_size for path in corpus.rglob("*") if path.is_file()}
+        dropped = sum(size for path, size in sizes.items() if path.is_relative_to(corpus / "dropped"))
+        return Built(used, stages, files, sum(sizes.values()), dropped)
+
+
+def in_turns(sides: Mapping[str, Callable[[], Built]], rounds: int) -> dict[str, list[Built]]:
+    """The builds of each side, in the order of the rounds. Every other round has the reversed order of sides."""
+    made: dict[str, list[Built]] = {name: [] for name in sides}
+    for number in range(rounds):
+        for name in list(sides)[:: 1 if number % 2 == 0 else -1]:
+            made[name].append(sides[name]())
+    return made
+
+
+def crawl_source(folder: str, megabytes: int) -> Json:
+    """A source of so many MB, whose archive is written to `folder`."""
+    archive = Path(folder) / "crawl.warc.wet.gz"
+    write_wet(archive, numbered(crawl([record.text for record in read("c4", FILES["c4"])], megabytes * 10**6)))
+    return {"format": "wet", "path": str(archive)}
 
 
 def builds(given: argparse.Namespace) -> Iterator[Table]:
     sides = {"here": ROOT} | ({"beside": given.beside.resolve()} if given.beside else {})
-    made: dict[str, list[Built]] = {name: [] for name in sides}
     with tempfile.TemporaryDirectory() as folder:
-        archive = Path(folder) / "crawl.warc.wet.gz"
-        write_wet(archive, numbered(crawl([record.text for record in read("c4", FILES["c4"])], given.build * 10**6)))
-        for number in range(given.rounds):
-            for name in list(sides)[:: 1 if number % 2 == 0 else -1]:
-                made[name].append(built(sides[name], archive, "build" if given.shards else "documents"))
+        settings, what = {"sources": [crawl_source(folder, given.build)]}, "build" if given.shards else "documents"
+        made = in_turns({name: partial(built, of, what, settings) for name, of in sides.items()}, given.rounds)
     columns = ["stage", *(f"{what}, {name}" for name in sides for what in ("core-seconds", "MB per core-second"))]
     table = Table(f"A build of {given.build} MB in one process, medians of {given.rounds}", columns)
     for stage in ("the command", *made["here"][0].stages):
@@ -214,10 +237,38 @@ def builds(given: argparse.Namespace) -> Iterator[Table]:
     yield table
 
 
+def cost_of_dropped(given: argparse.Namespace) -> Iterator[Table]:
+    columns = ["corpus", "core-seconds, with", "core-seconds, without", "times as long", "MB, with", "MB, without"]
+    title = f"Tables of dropped documents: builds in one process, medians of {given.rounds}"
+    table = Table(title, [*columns, "MB of the tables"])
+    sides, what = {"with": True, "without": False}, "build" if given.shards else "documents"
+    with tempfile.TemporaryDirectory() as folder:
+        corpora: dict[str, Json] = {
+            f"WET, {given.build} MB of text": {"sources": [crawl_source(folder, given.build)]},
+            "Wikipedia": {
+                "sources": [{"format": "wikipedia", "language": "en", "path": str(given.wikipedia.resolve())}],
+                "cleaning": {"profile": "wikipedia"},
+                "dedup": {"urls": "newest", "lines": False, "spans": False, "documents": True, "minhash": False},
+            },
+        }
+        for name, settings in corpora.items():
+            kept = {side: {**settings, "keep_dropped": keep} for side, keep in sides.items()}
+            made = in_turns({side: partial(built, ROOT, what, own) for side, own in kept.items()}, given.rounds)
+            seconds = {side: [one.command for one in ran] for side, ran in made.items()}
+            ratio = statistics.median(map(truediv, *seconds.values()))
+            sizes = {side: ran[0].bytes for side, ran in made.items()}
+            tables = made["with"][0].dropped_bytes
+            medians = [f"{statistics.median(taken):.2f}" for taken in seconds.values()]
+            megabytes = [f"{size / 1e6:.2f}" for size in (*sizes.values(), tables)]
+            cells = [*medians, f"{ratio:.3f}", *megabytes]
+            table.add(name, *cells, corpus=name, seconds=seconds, bytes=sizes, tables=tables)
+    yield table
+
+
 def measure(options: Options) -> Iterator[Table]:
     given, seconds = options.arguments, options.seconds
     if given.build:
-        yield from builds(given)
+        yield from (cost_of_dropped if given.keep_dropped else builds)(given)
         return
     records = {source: read(source, path) for source, path in FILES.items()}
     pages = [record.text for record in records["c4"]]
@@ -265,6 +316,8 @@ def measure(options: Options) -> Iterator[Table]:
 def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--build", type=int, metavar="MB", help="measure a build of so many MB of text instead")
     parser.add_argument("--shards", action="store_true", help="build up to the shards, not the documents")
+    parser.add_argument("--keep-dropped", action="store_true", help="compare with builds without tables of documents")
+    parser.add_argument("--wikipedia", type=Path, default=SAMPLES / "enwiki-*.xml.bz2", metavar="DUMPS", help="a glob")
     parser.add_argument("--rounds", type=int, default=5, help="how often each side builds")
     parser.add_argument("--beside", type=Path, metavar="CHECKOUT", help="compare with the code of another checkout")
 

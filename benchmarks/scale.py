@@ -40,8 +40,7 @@ from ray.cluster_utils import Cluster
 from checks.prove.proof import checksums
 from data_pipeline.config import RayConfig
 from data_pipeline.engine import dispatch, workers
-from data_pipeline.engine.attempt import Needs
-from data_pipeline.engine.context import Attempt
+from data_pipeline.engine.context import Attempt, Needs
 
 ROOT = Path(__file__).parents[1]
 SAMPLE = ROOT / "data_pipeline/samples/c4-train.00000-of-01024-first1000.json.gz"

@@ -42,7 +42,7 @@ from data_pipeline.engine.work_units import Finished, recorded
 from data_pipeline.engine.workers import without_ray
 from data_pipeline.stages import documents, report
 from data_pipeline.stages.documents import DocumentsResult
-from data_pipeline.stages.inputs import files_of
+from data_pipeline.stages.inputs import inputs_of
 from data_pipeline.stages.pipeline import build
 
 FEW = 1000  # inputs
@@ -178,7 +178,7 @@ def _finish_documents(config: CorpusConfig, files: int, folder: Path) -> None:
     examples = {f"rule_{rule}": [page(rule * 3 + number, 4)[:190] for number in range(3)] for rule in range(10)}
     result = replace(result, languages=languages)
     corpus, lines, link = folder / "corpus", list[bytes](), folder / "one" / part.path
-    for number, planned in enumerate(documents.plan(config, LocalStore(corpus), files_of(config))):
+    for number, planned in enumerate(documents.plan(config, LocalStore(corpus), inputs_of(config).files)):
         path = f"{planned.spec.folder}/{planned.spec.part}.parquet"
         (corpus / path).parent.mkdir(parents=True, exist_ok=True)
         if number % 50_000 == 49_999:  # a file system has a limit of links

@@ -9,9 +9,8 @@ from typing import TypeVar
 from data_pipeline.base.errors import FailedError, UserError, may_be_of_node, one_line
 from data_pipeline.base.store import Store
 from data_pipeline.engine import workers
-from data_pipeline.engine.attempt import Failed, Needs
 from data_pipeline.engine.config import RayConfig
-from data_pipeline.engine.context import Attempt
+from data_pipeline.engine.context import Attempt, Failed, Needs
 from data_pipeline.engine.records import Records
 from data_pipeline.engine.work_units import Finished, Output, Result
 

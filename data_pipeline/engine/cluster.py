@@ -16,8 +16,8 @@ from ray.util import scheduling_strategies
 import data_pipeline
 from data_pipeline.base.errors import FailedError, one_line
 from data_pipeline.base.progress import Board
-from data_pipeline.engine.attempt import FOLDER, SECONDS_TO_ANSWER
 from data_pipeline.engine.config import RayConfig
+from data_pipeline.engine.context import FOLDER, SECONDS_TO_ANSWER
 from data_pipeline.engine.dispatch import cpus_of, rooms_of_nodes
 
 _SECONDS_TO_CONNECT = 10.0

@@ -1,14 +1,20 @@
-"""What the work of a unit gets in a worker: the corpus's files, the progress display, and what units share."""
+"""One attempt at a unit in a worker: what its work gets, what it needs of a node, how it fails. Works without Ray."""
 
+import contextlib
+import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, TypeVar, cast
 
-from data_pipeline.base.errors import may_be_of_node
-from data_pipeline.base.progress import Activity
+from data_pipeline.base.errors import UserError, may_be_of_node
+from data_pipeline.base.progress import Activity, Reporter
 from data_pipeline.base.store import Store
 from data_pipeline.base.stores import Checksum
 
+FOLDER = "DATA_PIPELINE_FOLDER"  # the variable of a worker with the command's current folder
+SECONDS_TO_ANSWER = 10.0  # for the actor to which workers report
+_reporter = Reporter()  # of this worker
+Given = TypeVar("Given")
 Made = TypeVar("Made")
 
 
@@ -46,6 +52,9 @@ class Context:
     attempt: Attempt = field(default_factory=Attempt)
     shared: str = ""
 
+    def __post_init__(self) -> None:
+        _shared.of((str(self.store), self.shared))  # frees what another stage has made
+
     @property
     def progress(self) -> Activity:
         """What the unit does. Set `doing` to a step in words: "training on 38 MB of text"."""
@@ -74,7 +83,7 @@ class Context:
 
 
 class _Shared:
-    """What the units of one stage share in this process. Another stage's units begin with nothing."""
+    """What the units of one stage share in this process. The first unit of another stage begins with nothing."""
 
     def __init__(self) -> None:
         self._whose: tuple[str, str] = ("", "")
@@ -87,3 +96,49 @@ class _Shared:
 
 
 _shared = _Shared()
+
+
+@dataclass(frozen=True)
+class Failed:
+    """The failure of a unit. `of_node`: another node may succeed."""
+
+    error: UserError
+    of_node: bool = False
+
+
+@dataclass(frozen=True)
+class Needs:
+    """The memory in bytes and the CPUs that a unit needs, or that a node has."""
+
+    memory: int = 0
+    cpus: int = 1
+
+    def fits(self, node: "Needs") -> bool:
+        return self.memory <= node.memory and self.cpus <= node.cpus
+
+
+def attempt(
+    function: Callable[[Given, Attempt], Any],
+    given: Given,
+    board: Any,
+    node: str,
+    name: str,
+    tries: int,
+    others_may_try: bool,
+) -> Any:
+    """Does a unit in a worker, and reports the activity to `board`. If earlier `tries` of the unit failed, reports each
+    file at once, since this worker may be lost."""
+    if FOLDER in os.environ:
+        with contextlib.suppress(OSError):  # a node may lack it
+            os.chdir(os.environ[FOLDER])
+    process = os.getpid()
+
+    def confirm(activity: Activity) -> None:
+        import ray  # only in Ray's workers; a process without a cluster imports this module, too
+
+        with contextlib.suppress(ray.exceptions.RayError):
+            ray.get(board.note.remote(node, process, activity), timeout=SECONDS_TO_ANSWER)
+
+    activity = Activity(name, tries)
+    with _reporter.reporting(lambda: board.note.remote(node, process, activity)):
+        return function(given, Attempt(activity, others_may_try, confirm if tries else None))

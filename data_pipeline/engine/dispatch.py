@@ -18,8 +18,7 @@ import ray
 from data_pipeline.base.errors import FailedError, NodeUnfit, StoreError, WorkerDied, one_line
 from data_pipeline.base.formatting import human_size
 from data_pipeline.base.progress import Activity
-from data_pipeline.engine.attempt import SECONDS_TO_ANSWER, Failed, Needs, attempt
-from data_pipeline.engine.context import Attempt
+from data_pipeline.engine.context import SECONDS_TO_ANSWER, Attempt, Failed, Needs, attempt
 from data_pipeline.engine.nodes import Nodes
 
 _RETRIES = 2  # of a unit, before its last try

@@ -21,9 +21,8 @@ from data_pipeline.base.errors import FailedError, StoreError, UserError, Worker
 from data_pipeline.base.formatting import counted, masked
 from data_pipeline.base.store import Store
 from data_pipeline.engine import fitness, workers
-from data_pipeline.engine.attempt import Failed, Needs
 from data_pipeline.engine.config import RayConfig
-from data_pipeline.engine.context import Attempt, Context
+from data_pipeline.engine.context import Attempt, Context, Failed, Needs
 from data_pipeline.engine.records import Records
 
 KEPT = "what is finished is kept"

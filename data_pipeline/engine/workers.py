@@ -11,9 +11,8 @@ from typing import Any, TypeVar
 from data_pipeline.base import progress
 from data_pipeline.base.errors import UserError
 from data_pipeline.base.progress import Activity
-from data_pipeline.engine.attempt import Needs
 from data_pipeline.engine.config import RayConfig
-from data_pipeline.engine.context import Attempt
+from data_pipeline.engine.context import Attempt, Needs
 
 # Settings of Ray, for the driver and for `ray start`. The first silences pages about each lost worker and raylet: our
 # messages say what matters. The second runs workers at normal priority. With Ray's default, nice 15, a build beside

@@ -47,7 +47,7 @@ from data_pipeline.stages.parts import (
 )
 from data_pipeline.stages.stage import AnyStage, Build, Stage, merged
 from data_pipeline.text.document import Document, Listener, Tally
-from data_pipeline.text.step import Step
+from data_pipeline.text.step import Step, memory_of
 
 _CHANGES = ".changes.parquet"
 _BYTES_OF_NGRAMS = 12  # for a byte of the evaluation sets: 60 for a word
@@ -248,6 +248,8 @@ def plan(work: Work, decided: Sequence[Decided]) -> list[Unit[Any]]:
         source: fingerprint([step.identity for one in own[: now + 1] for step in one])
         for source, own in stretches.items()
     }
+    applied = [one for own in stretches.values() for one in own[now]]  # a worker may do units of all sources
+    held = memory_of(applied) + (_BYTES_OF_NGRAMS * work.set_bytes if any(one.prepared for one in applied) else 0)
     for group in work.groups:
         name, source = group[0].name, group[0].source
         number, own = work.numbers[name], stretches[source]
@@ -276,8 +278,7 @@ def plan(work: Work, decided: Sequence[Decided]) -> list[Unit[Any]]:
         size = sum(part.text_bytes for part in group)
         of_text = sum(one.bytes_of_duplicates for one in own[now] if isinstance(one, KeyStep))
         of_text += step.bytes_of_keys if step else 0
-        memory = int(of_text * size) + sum(one.memory for one in own[now])
-        memory += _BYTES_OF_NGRAMS * work.set_bytes if any(one.prepared for one in own[now]) else 0
+        memory = held + int(of_text * size)
         units.append(Unit(name, spec, fingerprint(depends), tuple(filter(None, outputs)), size, memory))
     return units
 
@@ -457,8 +458,8 @@ LAST: Stage[LeftSpec, PartsWritten] = Stage(
     unit="a part, or a group of small ones",
     reads=(PARTS, DUPLICATES, NGRAMS),
     writes=DOCUMENTS,
-    memory=f"{_for_text('bytes_of_duplicates')}; {_BYTES_OF_NGRAMS} for each byte of the sets; twice the file of a "
-    "classifier",
+    memory=f"{_for_text('bytes_of_duplicates')}; {_BYTES_OF_NGRAMS} for each byte of the sets; twice the file of "
+    "each classifier",
     completes=(PARTS, DOCUMENTS, DROPPED),
     keeps=PartsWritten,
 )

@@ -35,7 +35,7 @@ from data_pipeline.stages.stage import Stage
 from data_pipeline.text.cleaning.page import TOO_LONG
 from data_pipeline.text.document import Document, Dropped, Listener, Tally, is_chosen, most_common, normalize_url
 from data_pipeline.text.languages import shortest_tag
-from data_pipeline.text.step import Rule, cleaned
+from data_pipeline.text.step import Rule, cleaned, loaded_once, memory_of
 
 _HOLES_IN_RESULT = 100  # a report shows 20
 _MOST_WAITING = 10_000  # records without an id, in memory
@@ -156,6 +156,7 @@ def plan(config: CorpusConfig, store: Store, files: Sequence[InputFile]) -> list
     offering = {source.name: packages.offering("sources", source.format) for source in config.sources}
     ratios = {source.name: config.ratio_of(source) for source in config.sources}
     whole = _held_out_files(files, ratios) if config.split.by == "files" else set()
+    memory = memory_of(rule for own in rules.values() for rule in own)  # a worker may read units of all sources
     sizes, before = Counter[str](), Counter[str]()  # bytes of each source
     for file in files:
         sizes[file.source.name] += file.bytes
@@ -194,7 +195,7 @@ def plan(config: CorpusConfig, store: Store, files: Sequence[InputFile]) -> list
         inputs_of = fingerprint([settings, stamps, identities[source.name], offering[source.name]])
         if later and number >= _FILES_IN_FOLDER:  # after the fingerprint, which doesn't include the folder
             spec = replace(spec, folder=f"{spec.folder}/{number // _FILES_IN_FOLDER:03d}")
-        outputs, memory = tuple(filter(None, [spec.dropped])), sum(rule.memory for rule in spec.rules)
+        outputs = tuple(filter(None, [spec.dropped]))
         units.append(Unit(name, spec, inputs_of, outputs, before[source.name] - start, memory))
     return units
 
@@ -282,6 +283,7 @@ def write_documents(context: Context, spec: DocumentsSpec) -> DocumentsResult:
 
 
 def _write(context: Context, spec: DocumentsSpec) -> DocumentsResult:
+    spec = replace(spec, rules=[loaded_once(rule, context) for rule in spec.rules])
     counts, results, holes = Tally(), list[InputResult](), Counter[str]()
     with PartsWriter(context.store, spec) as parts, dropped.dropped_file(context.store, spec.dropped) as listener:
         for file in spec.inputs:
@@ -315,7 +317,7 @@ STAGE: Stage[DocumentsSpec, InputsRead] = Stage(
     unit="one input file, a range of a large one, or several small ones",
     reads=(INPUTS,),
     writes=PARTS,
-    memory="twice the file of a classifier",
+    memory="twice the file of each classifier",
     keeps=InputsRead,
 )
 

@@ -12,7 +12,7 @@ from data_pipeline.config import SourceConfig
 from data_pipeline.dedup.decontamination import INDEX, DecontaminationConfig, Index, Ngrams, read_items
 from data_pipeline.engine.context import Context
 from data_pipeline.engine.work_units import Result, Unit, read_finished
-from data_pipeline.stages.inputs import InputFile, list_files
+from data_pipeline.stages.inputs import InputFile, list_inputs
 from data_pipeline.stages.kinds import NGRAMS, SETS
 from data_pipeline.stages.stage import Stage
 
@@ -105,4 +105,4 @@ STAGE = Stage(
 def _files(config: DecontaminationConfig) -> list[list[InputFile]]:
     """The files of each set."""
     sources = [SourceConfig.model_construct(format="text", path=one.path, name=one.name) for one in config.sets]
-    return [list_files(source, "evaluation set") for source in sources]
+    return [list_inputs(source, "evaluation set").files for source in sources]

@@ -100,15 +100,10 @@ def is_folder(location: str) -> bool:
     return stores.with_retries(ask, location, stores.LISTING_SECONDS)
 
 
-def files_of(config: CorpusConfig) -> list[InputFile]:
-    """The files of `inputs_of`."""
-    return inputs_of(config).files
-
-
 def inputs_of(config: CorpusConfig) -> Inputs:
     """The files of all sources. A line on stderr for each source counts the hidden files that are left out.
 
-    Raises what `list_files` raises, and UserError if a build would replace or remove files of the user in its output.
+    Raises what `list_inputs` raises, and UserError if a build would replace or remove files of the user in its output.
     """
     output = config.output if is_begun(open_store(config.output, at_start=True)) else None
     files, hidden = list[InputFile](), list[str]()
@@ -120,11 +115,6 @@ def inputs_of(config: CorpusConfig) -> Inputs:
         hidden += found.hidden
     refuse_inputs_in(config.output, files)
     return Inputs(files, hidden)
-
-
-def list_files(source: SourceConfig, kind: str = "source", output: str | None = None) -> list[InputFile]:
-    """The files of `list_inputs`."""
-    return list_inputs(source, kind, output).files
 
 
 def list_inputs(source: SourceConfig, kind: str = "source", output: str | None = None) -> Inputs:

@@ -84,8 +84,19 @@ class Rule(Step):
 
     def left(self, context: Context, rows: Iterable[Row], tally: Tally) -> Iterator[Row]:
         """`rows`, in order, with what the rule leaves of each document. Counts the dropped documents."""
+        rules = [loaded_once(self, context)]
         for number, document, left in rows:
-            yield number, document, left if left is None else cleaned(left, [self], tally)
+            yield number, document, left if left is None else cleaned(left, rules, tally)
+
+
+def memory_of(steps: Iterable[Step]) -> int:
+    """The bytes that a worker holds for `steps`. Steps with the same settings share what they hold."""
+    return sum({step.model_dump_json(): step.memory for step in steps}.values())
+
+
+def loaded_once(rule: Rule, context: Context) -> Rule:
+    """The rule with the settings of `rule` that all units of a stage use in this process, with what it has loaded."""
+    return context.cached(f"rule {rule.model_dump_json()}", lambda: rule)
 
 
 def cleaned(document: Document, rules: Sequence[Rule], tally: Tally) -> Document | None:

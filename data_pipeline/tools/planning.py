@@ -32,7 +32,7 @@ from data_pipeline.stages import documents, evaluation_sets, report, shards, tab
 from data_pipeline.stages.dedup import LAST, KeysResult, KeysSpec
 from data_pipeline.stages.documents import InputsRead
 from data_pipeline.stages.evaluation_sets import EvaluationSetsResult, ReadSet
-from data_pipeline.stages.inputs import InputFile, files_of, list_files
+from data_pipeline.stages.inputs import InputFile, inputs_of, list_inputs
 from data_pipeline.stages.kinds import KEYS, NGRAMS, SHARDS, TOKENS
 from data_pipeline.stages.parts import PartsWritten, WrittenPart
 from data_pipeline.stages.pipeline import build
@@ -109,7 +109,7 @@ def calibrate(config: CorpusConfig, sizes: tuple[int, ...] = _SAMPLES) -> report
 
 def _sampled(source: SourceConfig, folder: Path, size: int, output: str) -> SourceConfig:
     """`source` with the first bytes of its largest files in place of its files."""
-    for file in sorted(list_files(source, output=output), key=lambda one: -one.bytes):
+    for file in sorted(list_inputs(source, output=output).files, key=lambda one: -one.bytes):
         sample = folder / file.name
         sample.parent.mkdir(parents=True, exist_ok=True)
         with open_file(file.path) as whole:
@@ -125,7 +125,7 @@ def forecast_build(config: CorpusConfig, found: report.Report, measured: str, wo
 
     A build that is too small for a cluster has one worker. Raises UserError if the report has other sources or steps.
     """
-    files = files_of(config)
+    files = inputs_of(config).files
     size = sum(file.bytes for file in files)
     if lacks := {one.name for one in config.sources} - set(found.sources):
         raise _of_another_kind(lacks)

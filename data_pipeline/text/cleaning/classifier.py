@@ -78,7 +78,7 @@ def scorer(config: ClassifierConfig) -> Scorer:
     Raises UserError if the file can't be read, isn't a whole classifier or lacks the label.
     """
     label = label_of(config)
-    predict = _loaded(*_version(config.path))
+    predict = _loaded(config.path)
 
     def score(text: str) -> float:
         found = predict(text.replace("\n", " ").encode("utf-8", "replace").decode())
@@ -119,8 +119,7 @@ def _sha256(path: str, modified: int) -> str:
     return sha256(Path(path))
 
 
-@functools.lru_cache(maxsize=1)
-def _loaded(path: str, modified: int) -> Callable[[str], dict[str, float]]:
+def _loaded(path: str) -> Callable[[str], dict[str, float]]:
     """A function from a line to the probability of each label."""
     model = fasttext.load_model(path)
 

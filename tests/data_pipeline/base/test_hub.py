@@ -20,7 +20,7 @@ from data_pipeline.base.local_store import LocalStore
 from data_pipeline.config import CorpusConfig, SourceConfig
 from data_pipeline.corpus import open_corpus
 from data_pipeline.stages import revisions
-from data_pipeline.stages.inputs import files_of, list_inputs
+from data_pipeline.stages.inputs import inputs_of, list_inputs
 from launch.tools.scaffold.machine import Machine
 from launch.tools.scaffold.text import source_of
 from tests.conftest import TOP, write_corpus_file
@@ -70,7 +70,7 @@ def test_the_pages_download_published_c4_with_the_hubs_own_command(hub, page, tm
     found = {str(path.relative_to(tmp_path / "data/c4")): path.read_bytes() for path in tmp_path.glob("data/c4/en/*")}
     assert found == {name: name.encode() for name in names[:3]}
     monkeypatch.chdir(tmp_path)
-    files = files_of(load(TOP / "configs/corpora/c4-t5.yaml", [], CorpusConfig))
+    files = inputs_of(load(TOP / "configs/corpora/c4-t5.yaml", [], CorpusConfig)).files
     splits = {f"en/{Path(file.path).name}": file.source.split for file in files}
     assert splits == {held_out: "validation", names[1]: "train", names[2]: "train"}
 

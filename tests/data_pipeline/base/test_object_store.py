@@ -30,7 +30,7 @@ from data_pipeline.loading.stream import Stream, StreamState
 from data_pipeline.sources.record import Range
 from data_pipeline.sources.wikipedia_export import ranges
 from data_pipeline.stages import documents
-from data_pipeline.stages.inputs import files_of, list_files
+from data_pipeline.stages.inputs import inputs_of, list_inputs
 from data_pipeline.stages.output import is_begun
 from tests.conftest import write_corpus_file
 from tests.support.builds import built, flip, plain
@@ -128,7 +128,7 @@ def test_a_build_from_there_is_the_local_one_to_the_byte(small_corpus, store, tm
 
 
 def listed(path: str) -> list:
-    return list_files(SourceConfig(format="text", path=path))
+    return list_inputs(SourceConfig(format="text", path=path)).files
 
 
 def test_a_listing_has_names_sizes_and_etags(store):
@@ -206,9 +206,9 @@ def test_a_build_takes_no_folder_of_a_bucket_that_has_files_of_the_user(store, t
         config = plain(tmp_path, f"s3://bucket/{source}", "text", output=f"s3://bucket/{output}")
         if said:
             with pytest.raises(UserError, match=f"^{said}"):
-                files_of(config)
+                inputs_of(config)
         else:
-            assert [file.name for file in files_of(config)] == ["notes.txt"]
+            assert [file.name for file in inputs_of(config).files] == ["notes.txt"]
 
 
 @each(

@@ -31,8 +31,7 @@ from data_pipeline.config import RayConfig
 from data_pipeline.corpus import open_corpus
 from data_pipeline.corpus.verify import verify
 from data_pipeline.engine import checking, dispatch, nodes, workers
-from data_pipeline.engine.attempt import Needs
-from data_pipeline.engine.context import Attempt, Context
+from data_pipeline.engine.context import Attempt, Context, Needs
 from data_pipeline.engine.dispatch import rooms_of_nodes
 from data_pipeline.engine.work_units import Result, Stage, Unit, run
 from tests.conftest import TOP, write_c4, write_corpus_file

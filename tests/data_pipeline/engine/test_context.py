@@ -1,6 +1,7 @@
 """What the work of a unit gets in a worker."""
 
 import queue
+import weakref
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -62,3 +63,14 @@ def test_cached_is_made_once_for_the_units_of_a_stage_and_anew_for_other_stages_
         ]
     assert found == [["a", "a", "a"]] * 4
     assert MADE == ["a"] * 4
+
+
+def test_what_a_stage_shares_is_freed_when_the_next_stage_begins():
+    class Model:
+        pass
+
+    corpus = LocalStore(Path())
+    made = weakref.ref(Context(corpus, shared="first").cached("it", Model))
+    assert made() is not None
+    Context(corpus, shared="second")
+    assert made() is None

@@ -10,7 +10,7 @@ import ray
 from data_pipeline.base.errors import FailedError, NodeUnfit, StoreError, WorkerDied
 from data_pipeline.base.progress import Activity, Board
 from data_pipeline.engine import dispatch
-from data_pipeline.engine.attempt import Failed, Needs
+from data_pipeline.engine.context import Failed, Needs
 from data_pipeline.engine.dispatch import Dispatch
 from tests.support.fake_ray import FakeRay
 from tests.support.tables import each

@@ -27,7 +27,7 @@ from data_pipeline.sources.formats import look_of
 from data_pipeline.sources.record import Record
 from data_pipeline.sources.tables import names as names_of_columns
 from data_pipeline.stages.documents import DocumentsResult, plan, write_documents
-from data_pipeline.stages.inputs import files_of
+from data_pipeline.stages.inputs import inputs_of
 from data_pipeline.stages.pipeline import build, report_damage
 from tests.conftest import DATA
 from tests.support.builds import OFF, plain, traced
@@ -565,7 +565,7 @@ def read_as(declared: str, path: Path) -> Finished[DocumentsResult]:
     corpus = path.parent / "corpus"
     rows = {"packing": "complete_documents", "objective": {"name": "text_to_text"}} if declared == "pairs" else {}
     config = plain(path.parent, path, declared, rows=rows)
-    (unit,) = plan(config, LocalStore(corpus), files_of(config))
+    (unit,) = plan(config, LocalStore(corpus), inputs_of(config).files)
     return Finished(unit.name, "", write_documents(Context(LocalStore(corpus)), unit.spec), {}, 0.0, 0.0)
 
 

@@ -23,7 +23,7 @@ from data_pipeline.sources.record import Input, Range, ReadStats, Record
 from data_pipeline.sources.wikipedia import read as read_dump
 from data_pipeline.sources.wikipedia import url_title
 from data_pipeline.sources.wikipedia_export import index_of, ranges
-from data_pipeline.stages.inputs import list_files, pieces
+from data_pipeline.stages.inputs import list_inputs, pieces
 from data_pipeline.text.wikitext.markup import plain_text
 from data_pipeline.text.wikitext.namespaces import is_redirect
 from tests.conftest import SAMPLES
@@ -346,12 +346,12 @@ def test_a_file_that_is_no_bzip2_is_one_range(xml, dump, tmp_path):
 def test_a_large_dump_without_its_index_is_one_piece_and_the_way_out_is_said(dump, tmp_path, capsys):
     for name in ("a-multistream.xml.bz2", "a.xml.bz2"):
         path = shutil.copy(dump, tmp_path / name)
-        (file,) = list_files(SourceConfig(format="wikipedia", path=str(path)))
+        (file,) = list_inputs(SourceConfig(format="wikipedia", path=str(path))).files
         assert pieces(file, 1000, LocalStore(tmp_path)) == [Range()]
     (line,) = capsys.readouterr().err.splitlines()
     assert line.endswith("a-multistream-index.txt.bz2, beside it")
     shutil.copy(index_of(str(dump)), tmp_path / "a-multistream-index.txt.bz2")
-    (file,) = list_files(SourceConfig(format="wikipedia", path=str(tmp_path / "a-multistream.xml.bz2")))
+    (file,) = list_inputs(SourceConfig(format="wikipedia", path=str(tmp_path / "a-multistream.xml.bz2"))).files
     assert pieces(file, 1000, LocalStore(tmp_path)) == ranges(str(dump), index_of(str(dump)), 1000)
 
 

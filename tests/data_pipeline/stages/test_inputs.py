@@ -30,14 +30,14 @@ from data_pipeline.sources.decompress import open_stream
 from data_pipeline.sources.record import Range
 from data_pipeline.stages import documents, inputs, report
 from data_pipeline.stages.documents import DocumentsSpec
-from data_pipeline.stages.inputs import InputFile, files_of, list_files, list_inputs, shared
+from data_pipeline.stages.inputs import InputFile, inputs_of, list_inputs, shared
 from data_pipeline.stages.pipeline import build
 from tests.support.builds import OFF, documents_of, plain
 from tests.support.tables import each
 
 
 def names(path: Path | str) -> list[str]:
-    return [file.name for file in list_files(SourceConfig(format="text", path=str(path)))]
+    return [file.name for file in list_inputs(SourceConfig(format="text", path=str(path))).files]
 
 
 def write(folder: Path, *files: str) -> None:
@@ -74,7 +74,7 @@ def test_a_directory_stands_for_all_files_below_it_and_so_does_a_link_to_one(fol
 @each("name", ["[1] a.jsonl", "a*b", "a::b", "[d]/c"])
 def test_a_path_that_exists_is_that_file_whatever_its_characters(tmp_path, name):
     write(tmp_path, name, "1", "other")
-    (found,) = list_files(SourceConfig(format="text", path=str(tmp_path / name)))
+    (found,) = list_inputs(SourceConfig(format="text", path=str(tmp_path / name))).files
     assert found.name == Path(name).name
     with open_stream(found.path) as stream:
         assert stream.read().decode() == name
@@ -146,7 +146,7 @@ def test_outputs_of_builds_below_a_source_are_left_out_in_one_line(tmp_path, cap
     written = ["out/documents/part-0.txt", "deep/done/manifest.json", "deep/done/blocks.parquet", "deep/done/a.txt"]
     write(data, "a.txt", "deep/b.txt", "out-of-corpora/c.txt", *written, "begun/.stages/a.txt", "begun/d/a.txt")
     source = SourceConfig(format="text", path=f"{data}{below}")
-    found = [file.name for file in list_files(source, output=f"{scheme}{data}/out")]
+    found = [file.name for file in list_inputs(source, output=f"{scheme}{data}/out").files]
     assert found == ["a.txt", "deep/b.txt", "out-of-corpora/c.txt"]
     (line,) = capsys.readouterr().err.splitlines()
     built = 4 if below.endswith("txt") else 6
@@ -157,7 +157,7 @@ def test_outputs_of_builds_below_a_source_are_left_out_in_one_line(tmp_path, cap
 def test_an_output_in_the_folder_of_its_source_reads_nothing_that_a_build_wrote(tmp_path, capsys):
     write(tmp_path, "a.txt", "manifests/b.txt", "documents/part-0.txt", ".stages/x/y.txt", "manifest.json")
     source = SourceConfig(format="text", path=str(tmp_path))
-    assert [file.name for file in list_files(source, output=str(tmp_path))] == ["a.txt", "manifests/b.txt"]
+    assert [file.name for file in list_inputs(source, output=str(tmp_path)).files] == ["a.txt", "manifests/b.txt"]
     assert "left out 3 files" in capsys.readouterr().err
 
 
@@ -228,7 +228,7 @@ def test_the_report_counts_hidden_files_in_one_line(tmp_path, capsys):
 def test_a_source_that_no_file_system_opens_is_one_line():
     """Also for commands that list sources before a build: `plan` and `trace`."""
     with pytest.raises(UserError, match=r"^nosuch://a/b: can't be read: Protocol not known: nosuch"):
-        list_files(SourceConfig(format="text", path=["nosuch://a/b"]))
+        list_inputs(SourceConfig(format="text", path=["nosuch://a/b"]))
 
 
 def test_documents_of_a_corpus_are_read_where_they_are_named(tmp_path):
@@ -246,7 +246,7 @@ def test_a_changed_file_of_the_same_size_and_time_is_known_by_its_head_middle_an
     def stamp(content: bytes, seconds: float = 1e9) -> str:
         (tmp_path / "a.txt").write_bytes(content)
         os.utime(tmp_path / "a.txt", (1e9, seconds))
-        (found,) = list_files(SourceConfig(format="text", path=str(tmp_path / "a.txt")))
+        (found,) = list_inputs(SourceConfig(format="text", path=str(tmp_path / "a.txt"))).files
         return found.stamp
 
     whole = bytearray(b"a" * size)
@@ -291,7 +291,7 @@ def test_the_url_of_a_file_has_the_address_of_its_source(url, path, file, expect
 def test_files_of_a_server_are_read_where_they_were_found():
     fsspec.register_implementation("server", Server, clobber=True)
     fsspec.filesystem("memory").pipe_file("/server/a.txt", b"A text.")
-    (found,) = list_files(SourceConfig(format="text", path="server://me@host/server/*.txt"))
+    (found,) = list_inputs(SourceConfig(format="text", path="server://me@host/server/*.txt")).files
     assert found.path == "server://me@host/server/a.txt"
     with open_stream(found.path) as stream:
         assert stream.read() == b"A text."
@@ -305,7 +305,7 @@ def test_a_replaced_remote_file_of_the_same_size_is_known_by_what_its_store_list
     info, stamps = memory.info(f"/stamps/{key}"), []
     for listed in ({}, {key: "yesterday"}, {key: "today"}, {key: "today", "ETag": "1"}):
         monkeypatch.setattr(inputs, "_remote_files", lambda *_, listed=listed: {info["name"]: {**info, **listed}})
-        (found,) = list_files(SourceConfig(format="text", path=f"memory://stamps/{key}"))
+        (found,) = list_inputs(SourceConfig(format="text", path=f"memory://stamps/{key}")).files
         stamps.append(found.stamp)
     assert stamps == ["", "yesterday", "today", "1"]
 
@@ -384,7 +384,7 @@ def lines() -> list[str]:
 
 def spec_of(folder: Path, path: str, declared: str) -> DocumentsSpec:
     config = plain(folder, path, declared, dedup=OFF)
-    (unit,) = documents.plan(config, LocalStore(folder), files_of(config))
+    (unit,) = documents.plan(config, LocalStore(folder), inputs_of(config).files)
     return unit.spec
 
 

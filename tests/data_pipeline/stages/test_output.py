@@ -8,7 +8,7 @@ import pytest
 from data_pipeline.base import local_store
 from data_pipeline.base.errors import UserError
 from data_pipeline.base.local_store import LocalStore
-from data_pipeline.stages.inputs import files_of
+from data_pipeline.stages.inputs import inputs_of
 from data_pipeline.stages.output import STAGES, WRITTEN, is_begun
 from data_pipeline.stages.pipeline import build
 from tests.data_pipeline.stages.test_inputs import write
@@ -85,7 +85,7 @@ def test_an_output_that_holds_a_file_of_a_source_is_refused(tmp_path, output, te
         for _ in range(2):  # a second build finds the files of the first
             build(config, "documents")
             files = ["a.txt", "texts/b.txt"] if texts == "data" else ["b.txt"]
-            assert [file.name for file in files_of(config)] == files
+            assert [file.name for file in inputs_of(config).files] == files
         return
     with pytest.raises(UserError) as refused:
         build(config, "documents")

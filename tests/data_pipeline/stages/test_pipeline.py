@@ -42,7 +42,7 @@ from data_pipeline.stages import documents, report, shards, tokenizer
 from data_pipeline.stages import tokens as tokens_stage
 from data_pipeline.stages.documents import plan as plan_documents
 from data_pipeline.stages.documents import split_of, write_documents
-from data_pipeline.stages.inputs import files_of
+from data_pipeline.stages.inputs import inputs_of
 from data_pipeline.stages.parts import Part
 from data_pipeline.stages.pipeline import build
 from data_pipeline.stages.tokens import TokensWritten
@@ -102,7 +102,7 @@ def test_a_split_by_position_holds_out_the_end_of_each_source(tmp_path):
     def splits(fraction: float, files: str) -> str:
         split = {"by": "position", "validation_fraction": fraction}
         config = plain(tmp_path, tmp_path / files, "jsonl", split=split)
-        (unit,) = plan_documents(config, tmp_path / "corpus", files_of(config))
+        (unit,) = plan_documents(config, tmp_path / "corpus", inputs_of(config).files)
         (part,) = write_documents(Context(LocalStore(tmp_path / "corpus")), unit.spec).parts
         return "".join(split[0] for split in pq.read_table(tmp_path / "corpus" / part.path)["split"].to_pylist())
 
@@ -122,7 +122,7 @@ def test_an_outage_while_characters_are_counted_moves_no_split(tmp_path, monkeyp
 
     (tmp_path / "a.jsonl").write_text('{"text": "aa"}\n' * 10)
     config = plain(tmp_path, tmp_path / "a.jsonl", "jsonl", split={"by": "position", "validation_fraction": 0.3})
-    (unit,) = plan_documents(config, tmp_path / "corpus", files_of(config))
+    (unit,) = plan_documents(config, tmp_path / "corpus", inputs_of(config).files)
     monkeypatch.setattr(documents, "read_records", broken_off)
     with pytest.raises(StoreUnavailable):
         documents.splitter(unit.spec, unit.spec.inputs[0])
@@ -138,7 +138,9 @@ def test_a_split_by_files_holds_out_whole_files_with_a_share_of_the_bytes(tmp_pa
     split = {"by": "files", "validation_fraction": fraction}
     config = plain(tmp_path, tmp_path / "*.txt", "text", split=split)
     inputs = [
-        spec for unit in plan_documents(config, tmp_path / "corpus", files_of(config)) for spec in unit.spec.inputs
+        spec
+        for unit in plan_documents(config, tmp_path / "corpus", inputs_of(config).files)
+        for spec in unit.spec.inputs
     ]
     assert {spec.held_out for spec in inputs} <= {(0, 1), (1, 1)}
     held_out = {spec.file for spec in inputs if spec.held_out == (1, 1)}
@@ -184,7 +186,7 @@ def test_records_that_a_reader_leaves_out_wait_in_bounded_memory_and_are_all_in_
     lines = ["no record"] * 10_001 + ['{"text": "A text."}', "no record", '{"text": "Another."}', "no record"]
     (tmp_path / "a.jsonl").write_text("\n".join(lines))
     config = plain(tmp_path, tmp_path / "a.jsonl", "jsonl")
-    (unit,) = plan_documents(config, tmp_path / "corpus", files_of(config))
+    (unit,) = plan_documents(config, tmp_path / "corpus", inputs_of(config).files)
     write_documents(Context(LocalStore(tmp_path / "corpus")), unit.spec)
     assert held == [10_000, 1, 1, 1]
     (source,) = config.sources
@@ -521,7 +523,8 @@ def test_another_page_filter_reads_no_input_again(tmp_path, changed):
     inputs = []
     for more in ({}, changed):
         config = plain(tmp_path, tmp_path / "a.txt", "text", dedup={}, cleaning={"profile": "c4", **more})
-        inputs += [unit.inputs for unit in plan_documents(config, LocalStore(tmp_path / "corpus"), files_of(config))]
+        files = inputs_of(config).files
+        inputs += [unit.inputs for unit in plan_documents(config, LocalStore(tmp_path / "corpus"), files)]
     assert len(inputs) == 2
     assert inputs[0] == inputs[1]
 
@@ -566,7 +569,7 @@ def test_another_version_of_a_package_does_its_steps_again(tmp_path, monkeypatch
         install(tmp_path, version, "[encdec_pretrain.steps]\nquiet = quiet_rules:Quiet\nsites = quiet_rules:Sites\n")
         steps = [quiet_rules.Quiet(), quiet_rules.Sites()]
         config = plain(tmp_path, tmp_path / "a.txt", "text").model_copy(update={"steps": steps})
-        (unit,) = plan_documents(config, LocalStore(tmp_path / "corpus"), files_of(config))
+        (unit,) = plan_documents(config, LocalStore(tmp_path / "corpus"), inputs_of(config).files)
         part = Part("a", "text", "", 1, {}, 1, checksums=["same"])
         work = dedup_stages.Work(config, [part], dedup_stages.steps_after_reading(config), [])
         (keys,) = dedup_stages.plan(work, [])

@@ -6,7 +6,7 @@ from data_pipeline.base.local_store import LocalStore
 from data_pipeline.dedup.minhash import NearDuplicates
 from data_pipeline.engine.work_units import Finished, Result, Unit
 from data_pipeline.stages import dedup, documents, evaluation_sets, shards, table, tokenizer, tokens
-from data_pipeline.stages.inputs import files_of
+from data_pipeline.stages.inputs import inputs_of
 from data_pipeline.stages.kinds import DROPPED, DUPLICATES, INPUTS, KINDS, SETS
 from data_pipeline.stages.parts import Part
 from tests.support.builds import plain, write_model
@@ -37,7 +37,7 @@ def test_units_ask_for_the_memory_that_their_stage_declares(tmp_path):
     steps: list[object] = [{"step": "classifier", "path": str(model), "label": "good"}, "lines", "substrings"]
     steps.append({"step": "decontamination", "sets": sets})
     config = plain(tmp_path, tmp_path / "items.txt", "text", cleaning=None, steps=steps)
-    (reading,) = documents.plan(config, LocalStore(tmp_path), files_of(config))
+    (reading,) = documents.plan(config, LocalStore(tmp_path), inputs_of(config).files)
     assert documents.STAGE.needs(reading).memory == 2 * model.stat().st_size
     (unit,) = evaluation_sets.plan(config.searched_for)
     assert evaluation_sets.STAGE.needs(unit).memory == 2000 * 150

@@ -3,18 +3,26 @@
 import hashlib
 import json
 import math
+import pickle
 import struct
 from pathlib import Path
 
+import fasttext
 import numpy as np
 import pytest
 
 from data_pipeline.base.config_file import load
 from data_pipeline.base.errors import UserError
+from data_pipeline.base.local_store import LocalStore
 from data_pipeline.config import CorpusConfig
-from data_pipeline.stages import report, write_manifest
+from data_pipeline.engine.context import Context
+from data_pipeline.stages import dedup, report, write_manifest
+from data_pipeline.stages import documents as documents_stage
+from data_pipeline.stages.inputs import inputs_of
+from data_pipeline.stages.parts import Part
 from data_pipeline.text.cleaning.classifier import ClassifierConfig, label_of, scorer
-from tests.support.builds import OFF, OUTPUTS, built, cleaned, documents_of, page, traced, write_model
+from data_pipeline.text.document import Document, Tally
+from tests.support.builds import OFF, OUTPUTS, built, cleaned, documents_of, page, plain, traced, write_model
 from tests.support.tables import each
 
 
@@ -125,3 +133,31 @@ def test_another_model_at_the_same_path_and_another_threshold_clean_again(corpor
         built(config, *changes, until="documents")
         assert report.read(corpus).documents.dropped.get("classifier", 0) == dropped
     assert documents(corpus) == whole
+
+
+def test_a_worker_loads_each_of_two_classifiers_once_a_stage_and_asks_for_the_memory_of_both(tmp_path, monkeypatch):
+    """Though one of them isn't for all sources."""
+    models = [str(write_model(tmp_path / name)) for name in ("one.bin", "other.bin")]
+    steps = [{"step": "classifier", "path": model, "label": "good"} for model in models]
+    steps[1]["sources"] = ["b"]
+    sources = [{"format": "text", "name": name, "path": str(tmp_path / name)} for name in ("a", "b")]
+    for name in ("a/0.txt", "a/1.txt", "b/0.txt", "b/1.txt"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("The river.")
+    config = plain(tmp_path, "", "text", sources=sources, steps=steps, cleaning=None, bytes_per_shared_unit=0)
+    store, loaded, load = LocalStore(tmp_path / "corpus"), list[str](), fasttext.load_model
+    monkeypatch.setattr(fasttext, "load_model", lambda path: loaded.append(path) or load(path))
+
+    units = documents_stage.plan(config, store, inputs_of(config).files)
+    work = dedup.Work(config, [Part("p", "a", "", 1, {}, 1, checksums=["same"])], config.all_steps, [])
+    both = 2 * sum(Path(model).stat().st_size for model in models)
+    assert [unit.memory for unit in (*units, *dedup.plan(work, []))] == [both] * 5
+    for unit in units:
+        spec = pickle.loads(pickle.dumps(unit.spec))  # as a worker gets it
+        documents_stage.write_documents(Context(store, shared="documents"), spec)
+    assert loaded == models
+    row = 0, Document("b/0.txt/0", "The river."), Document("b/0.txt/0", "The river.")
+    for rule in [*config.all_steps["b"], *config.all_steps["b"]]:
+        rule = pickle.loads(pickle.dumps(rule))
+        assert [*rule.left(Context(store, shared="deduplicated"), [row], Tally())] == [row]
+    assert loaded == [*models, *models]

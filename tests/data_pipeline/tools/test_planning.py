@@ -11,7 +11,7 @@ from data_pipeline.base.config_file import load
 from data_pipeline.base.errors import UserError
 from data_pipeline.config import CorpusConfig, SourceConfig
 from data_pipeline.stages import report
-from data_pipeline.stages.inputs import list_files
+from data_pipeline.stages.inputs import list_inputs
 from data_pipeline.stages.pipeline import build
 from data_pipeline.tools import planning
 from tests.conftest import SAMPLES
@@ -99,7 +99,7 @@ def test_the_calibration_reads_hidden_files_that_the_path_names(tmp_path):
     hidden.write_text("A text.")
     source = SourceConfig(format="text", path=str(tmp_path / "in/.h*/*.txt"))
     sampled = planning._sampled(source, tmp_path / "sample", 1000, str(tmp_path / "corpus"))
-    assert [file.name for file in list_files(sampled)] == [".hidden/a.txt"]
+    assert [file.name for file in list_inputs(sampled).files] == [".hidden/a.txt"]
 
 
 @pytest.mark.slow

@@ -20,7 +20,7 @@ from data_pipeline.config import CorpusConfig, SourceConfig
 from data_pipeline.corpus import open_corpus
 from data_pipeline.corpus.tokenizer.sentencepiece import SentencePieceConfig, largest_vocabulary
 from data_pipeline.stages import tokenizer
-from data_pipeline.stages.inputs import list_files
+from data_pipeline.stages.inputs import list_inputs
 from launch.tools.scaffold import machine as first_machine
 from launch.tools.scaffold.files import SERIES
 from launch.tools.scaffold.machine import FirstRun, Machine, model_named, run_within
@@ -98,7 +98,7 @@ def test_the_choices_and_the_next_two_commands_are_printed():
         "  data-pipeline build first.corpus.yaml",
         "  launch local first.run.yaml",
     ]
-    assert list_files(load("first.corpus.yaml", [], CorpusConfig).sources[0])  # the text that ships
+    assert list_inputs(load("first.corpus.yaml", [], CorpusConfig).sources[0]).files  # the text that ships
 
 
 @each("files, lines, part", [(2, 400, 256), (5, 7273, 400), (20, 100, None)])
@@ -267,7 +267,7 @@ def test_a_folder_with_the_characters_of_globs_is_a_folder():
     (folder / "c.csv").write_bytes(as_csv(["id", "text"], ["1", "Text."]))
     corpus, _, printed = first_files("--text", str(folder))
     assert "left out: 1 file that can't be read as text: c.csv\n" in printed
-    assert [Path(file.path).name for file in list_files(corpus.sources[0])] == ["a.txt", "b.txt"]
+    assert [Path(file.path).name for file in list_inputs(corpus.sources[0]).files] == ["a.txt", "b.txt"]
 
 
 def test_a_path_that_would_be_an_interpolation_is_refused():
