@@ -73,7 +73,7 @@ def configs(folder: Path, characters: int) -> Iterator[CorpusConfig]:
     classifier = {"path": str(model), "label": "good", "threshold": 0}
     sets = [{"name": "s", "path": str(folder / "items.txt"), "format": "text"}]
     dedup = {"urls": None, "lines": True, "documents": True, "minhash": True}
-    steps = {
+    steps: dict[str, dict[str, Any]] = {
         "lines": {"cleaning": {"profile": "none", "classifier": classifier}, "dedup": dedup},
         "substrings": {
             "cleaning": {"profile": "none"},
