@@ -140,5 +140,5 @@ def test_a_model_that_writes_training_molecules_has_the_floor_of_fcd_and_nothing
     monkeypatch.setattr("molecules.hook.Answers", lambda *arguments, **options: answers)
     found = Moses(check({"samples": 30_000}, MosesSettings, "hook")).evaluate(evaluation).metrics
     unique = dict.fromkeys(("moses/unique_at_1000", "moses/unique_at_10000"), 1)
-    expected = {"moses/valid": 1, **unique, "moses/fcd_test": 0.0471, "moses/fcd_testsf": 0.5068}
-    assert found == pytest.approx({**expected, "moses/novelty": 0.0003}, abs=5e-5)  # recorded to four decimals
+    expected = {"moses/valid": 1, **unique, "moses/fcd_test": 0.0499, "moses/fcd_testsf": 0.5269}
+    assert found == pytest.approx({**expected, "moses/novelty": 0.0001}, abs=5e-5)  # recorded to four decimals
