@@ -12,7 +12,9 @@ import subprocess
 import sys
 import types
 import warnings
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 INSTALL = "pip install --no-deps molsets==0.3.1 fcd_torch==1.0.7 rdkit==2026.9.1"
 _THREADS = 1
@@ -72,7 +74,7 @@ def _metrics(smiles: list[str], everything: bool) -> dict[str, float]:
         metric = kind(**options)
         generated = metric.precalc(of)
         for part, reference in references.items():
-            found[f"{name}/{part}"] = metric.metric(reference[name], generated)
+            found[f"{name}/{part}"] = metric.metric(as_floats(reference[name]), as_floats(generated))
     found["Novelty"] = functions.novelty(molecules, data.get_dataset("train"))
     if everything:
         found["IntDiv"] = functions.internal_diversity(molecules)
@@ -82,6 +84,18 @@ def _metrics(smiles: list[str], everything: bool) -> dict[str, float]:
             metric = functions.WassersteinMetric(getattr(functions, name), **options)
             found[name] = metric(gen=molecules, pref=references["Test"][name])
     return {name: float(value) for name, value in found.items() if value == value}
+
+
+def as_floats(precalculated: Mapping[str, Any]) -> dict[str, Any]:
+    """What a metric has precalculated, with counts as floats.
+
+    MOSES passes counts of integers to SciPy's cosine, which multiplies the sums of their squares as 64-bit integers.
+    For the fragments of 30,000 molecules the product overflows, and Frag is 1.
+    """
+    return {
+        key: {one: float(count) for one, count in value.items()} if isinstance(value, Counter) else value
+        for key, value in precalculated.items()
+    }
 
 
 def _moses() -> types.ModuleType:

@@ -3,6 +3,7 @@
 import gzip
 import json
 import random
+from collections import Counter
 from importlib.util import find_spec
 from types import SimpleNamespace
 
@@ -10,7 +11,7 @@ import pytest
 from molecules import decoration
 from molecules.__main__ import moses_smiles, read_samples
 from molecules.hook import Moses, filled, metric_name
-from molecules.metrics import INSTALL, columns, measured
+from molecules.metrics import INSTALL, as_floats, columns, measured
 from molecules.settings import MosesSettings
 
 from data_pipeline.base.config_file import check
@@ -63,6 +64,12 @@ def test_all_columns_are_those_of_the_wheels_own_code():
     found = measured(sample(), everything=True)
     assert [*found] == columns(everything=True)
     assert found == pytest.approx(BY_THE_WHEEL, rel=1e-6)
+
+
+def test_counts_become_floats_whose_products_do_not_overflow():
+    found = as_floats({"frag": Counter(a=2_000_000_000, b=3), "mu": [1]})
+    assert found == {"frag": {"a": 2e9, "b": 3.0}, "mu": [1]}
+    assert {type(count) for count in found["frag"].values()} == {float}
 
 
 def test_without_two_valid_molecules_there_is_nothing_else_to_measure():

@@ -88,10 +88,11 @@ def is_of_lines(file: InputFile) -> bool:
     if _are_integers(lines) or _are_molecules(lines):
         return True
     words = [line.split()[0] for line in lines]
-    if ".smi" in PurePosixPath(file.name).suffixes and _are_molecules(words[1:]):
+    others = [line for line in lines if not _SMILES.fullmatch(line.strip())]
+    if others and ".smi" in PurePosixPath(file.name).suffixes and _are_molecules(words[1:]):
         rows = "" if _SMILES.fullmatch(words[0]) else "NR > 1 "
         alone = f"keep the molecules alone: awk '{rows}{{print $1}}'"
-        raise UserError(f"{file.name}: expected a molecule in each line, found {lines[0]!r}; {alone}")
+        raise UserError(f"{file.name}: expected a molecule in each line, found {others[0]!r}; {alone}")
     return False
 
 
@@ -137,7 +138,7 @@ def keys_of(tokenizer: TokenizerConfig) -> dict[str, Any]:
 def _of_bpe(
     what: str, recipe: str, config: BPEConfig, texts: Sequence[bytes], written: list[str], is_row: bool = True
 ) -> Tokens:
-    """Tokens of BPE: as many as `config` has, or half of those that the sample gives if these are fewer."""
+    """BPE tokens: `config.vocab_size`, or half of the largest vocabulary that the sample gives, if this is smaller."""
     most = bpe.largest_vocabulary(texts, config.pattern)
     size = int(half_of_the_tokens(bpe.SMALLEST, most, config.vocab_size))
     config = config.model_copy(update={"vocab_size": size})

@@ -246,6 +246,11 @@ def as_csv(*rows: list[str]) -> bytes:
             "\n".join(["SMILES Name", *(f"{one} m{number}" for number, one in enumerate(MOLECULES))]).encode(),
             r"a.smi: expected a molecule in each line, found 'SMILES Name'; .* awk 'NR > 1 {print \$1}'$",
         ),
+        (
+            "a.smi",
+            "\n".join([MOLECULES[0], *(f"{one} m{number}" for number, one in enumerate(MOLECULES))]).encode(),
+            r"a.smi: expected a molecule in each line, found '[^' ]+ m0'; .* awk '{print \$1}'$",
+        ),
         ("a.jsonl", b"\n" * 99, "holds no text"),
         ("a.jsonl", JSON_LINES[: JSON_LINES.index("\n")].encode(), "holds 1 document, .* kB; expected 20 or more"),
     ],
