@@ -95,6 +95,9 @@ def sharded(config: RunConfig, sharding: Sharding) -> Iterator[None]:
 
 
 BACKEND = "inductor"
+# On CPUs: with vectors of 512 bits, g++ 12 optimizes TorchInductor's bf16 code into wrong gradients: those of the norms
+# of queries and keys are off by 130 %, and some are NaN. With -O1 they are right, and with vectors of 256 bits.
+_ON_CPUS = {"cpp.simdlen": 256}
 # Compiled graphs per layer: for rows with or without padding, of one width or any width, aligned for the fastest
 # kernels or not. Beyond PyTorch's default of 8, a layer would run uncompiled.
 _GRAPHS = 32
@@ -116,6 +119,7 @@ def prepare_layers(model: nn.Module, compute: ComputeSection, stage: int) -> Non
     for module in model.modules():
         if isinstance(module, Decoder):  # joined memories would keep keys and values that layers recompute
             module.joins_memories = stage < 3 and not compute.activation_checkpointing
+    on_cpus = BACKEND == "inductor" and device_type() == "cpu"
     for layer in layers(model).values():
         if compiled or stage < 3:
             fuse_linears(layer)
@@ -125,7 +129,8 @@ def prepare_layers(model: nn.Module, compute: ComputeSection, stage: int) -> Non
             deepspeed.utils.set_z3_leaf_module(layer, True)
         if compiled or compute.activation_checkpointing:
             _refuse_other_layers(layer, "compile" if compiled else "activation_checkpointing")
-            layer.prepare(BACKEND if compiled else None, compute.activation_checkpointing)
+            options = _ON_CPUS if compiled and on_cpus else None
+            layer.prepare(BACKEND if compiled else None, compute.activation_checkpointing, options)
 
 
 def _refuse_other_layers(layer: nn.Module, key: str) -> None:
