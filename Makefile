@@ -74,6 +74,8 @@ mutation: $(INSTALLED)  ## EACH changes in each of 11 subjects: does a test see 
 	PYTHONPATH="$(CURDIR)/$(MUTATION)" $(BIN)/python -m checks.mutation report
 	$(BIN)/python -m checks.results --write
 
+# A fifth of what would be compiled. Python compiles by itself what is imported after all.
+NOT_IMPORTED := punkt/data|databricks|mypyc?|ray/(llm|rllib|train|tune)|torch/testing|debugpy/_vendored|sympy/physics
 install: $(INSTALLED)  ## .venv with everything, at the tested versions
 
 $(INSTALLED): pyproject.toml constraints.txt \
@@ -100,7 +102,7 @@ $(INSTALLED): pyproject.toml constraints.txt \
 		--editable examples/lion \
 		--editable examples/molecules
 	# on all cores, pip takes one; without what nobody imports; some files are for other Pythons
-	$(BIN)/python -m compileall -qq -j 0 -x '/(tests?|transformers/models)/' $(VENV)/lib || true
+	$(BIN)/python -m compileall -qq -j 0 -x '/(tests?|transformers/models|$(NOT_IMPORTED))/' $(VENV)/lib || true
 	touch $@
 
 lint: $(INSTALLED)

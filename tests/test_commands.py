@@ -32,6 +32,7 @@ from data_pipeline.corpus.documents import all_documents
 from data_pipeline.loading.reader import Reader
 from data_pipeline.tools.ids_of_rows import ids_of_rows
 from tests.conftest import TOP, made_once, write_c4, write_corpus_file
+from tests.support.builds import trained
 from tests.support.in_process import done_here, refused_here, run_here
 from tests.support.tables import each
 
@@ -79,11 +80,13 @@ WHOLE = [
 
 
 @pytest.fixture
-def fresh_copy(tmp_path, monkeypatch) -> Path:
-    """A folder with the shipped configs, the quickstart's corpus and a text, as the current one."""
+def fresh_copy(small_corpus, tmp_path, monkeypatch) -> Path:
+    """A folder with the shipped configs, the quickstart's corpus and a text, as the current one. The corpus has the
+    tokens of a vocabulary that is there already."""
 
     def make(folder: Path) -> None:
-        done_here("data-pipeline", "build", "configs:corpora/quickstart.yaml", f"output={folder}/corpus")
+        tokenizer = (f"tokenizer.{key}={value}" for key, value in trained(small_corpus).items())
+        done_here("data-pipeline", "build", "configs:corpora/quickstart.yaml", f"output={folder}/corpus", *tokenizer)
 
     (tmp_path / "configs").symlink_to(TOP / "configs")
     (tmp_path / "corpora").mkdir()

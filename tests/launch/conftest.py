@@ -31,7 +31,7 @@ takes_hosts = takes(
 )
 
 
-def a_run(folder: Path, corpus: Path | str, steps: int = 100, **changes: object) -> Path:
+def a_run(folder: Path, corpus: Path | str, steps: int = 40, **changes: object) -> Path:
     return run_file(folder, corpus, run={"max_steps": steps}, evaluation=[], **changes)
 
 

@@ -29,7 +29,8 @@ def test_the_launcher_works_without_torch_and_ray(small_corpus, tmp_path, monkey
     done = run("launch", "slurm", path, "--dry-run", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     without(monkeypatch, "ray", "deepspeed")
-    done = run("launch", "init", "mine", "--text", str(HOOKS.parent / "checks/*.py"), "--format", "text", cwd=tmp_path)
+    text = ("--text", HOOKS.parent / "checks/*.py", "--format", "text")
+    done = run("launch", "init", "mine", *text, "--model", "t5gemma2-1.2m", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
 
 

@@ -136,7 +136,7 @@ def test_a_job_goes_on_by_itself_after_its_warning_and_after_a_lost_node(
 def test_a_job_whose_ranks_deepspeeds_launcher_starts_has_the_same_losses(cluster, small_corpus, undisturbed, tmp_path):
     """It stops with exit code 75 on the way."""
     path = a_run(tmp_path, small_corpus)
-    for options, state in ((["--stop-at-step", "50"], "FAILED"), ([], "COMPLETED")):
+    for options, state in ((["--stop-at-step", "20"], "FAILED"), ([], "COMPLETED")):
         (job,) = submitted(path, "--launcher", "deepspeed", *options, interface="lo")
         assert cluster.until(job, "COMPLETED", "FAILED") == state, said(tmp_path, job)
         if options:

@@ -122,15 +122,9 @@ def flip(path: Path, position: int = -1) -> None:
 
 def with_fault(fault: str, stage: str, when: str, marker: Path) -> dict[str, str]:
     """The environment of a build with a fault in the first unit of a stage, as checks/faults/building.py plants it."""
-    return with_faults((fault, stage, when, marker))
-
-
-def with_faults(*planted: tuple[str, str, str, Path]) -> dict[str, str]:
-    """The environment of a build with faults, each in another stage, of the arguments of `with_fault`."""
-    keys = ("fault", "stage", "when", "marker")
-    faults = [dict(zip(keys, map(str, one), strict=True)) for one in planted]
+    planted = [{"fault": fault, "stage": stage, "when": when, "marker": str(marker)}]
     search = os.pathsep.join([str(TOP / "checks/faults"), str(TOP), os.environ.get("PYTHONPATH", "")])
-    return {**os.environ, "PYTHONPATH": search, "BUILD_FAULTS": json.dumps(faults)}
+    return {**os.environ, "PYTHONPATH": search, "BUILD_FAULTS": json.dumps(planted)}
 
 
 def family(pid: int) -> list[psutil.Process]:

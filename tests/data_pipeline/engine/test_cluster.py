@@ -102,6 +102,7 @@ def cluster(folder: Path, *nodes: Node, path: Path | None = TOP) -> Iterator[tup
         start_node(started, head, {**os.environ, "PYTHONPATH": str(path or "")}, log)
         for number, node in enumerate(nodes, 2):
             command = [*program, f"--address=127.0.0.1:{port}", f"--node-ip-address=127.0.0.{number}"]
+            command.append("--include-log-monitor=false")  # one for each machine, says Ray: the head's
             if node.hidden is not None:
                 command = ["unshare", "-m", "sh", "-c", 'mount -t tmpfs none "$0" && exec "$@"', node.hidden, *command]
             start_node(started, command, {**os.environ, "PYTHONPATH": str(TOP), **node.variables}, log)

@@ -1,9 +1,9 @@
 """Corpora built on a real S3 server, with nothing on a shared disk: the bytes of a folder, whatever fails."""
 
-import contextlib
 import hashlib
 import os
 import re
+import signal
 import subprocess
 import sys
 import tempfile
@@ -15,7 +15,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
-import psutil
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -39,7 +38,7 @@ from data_pipeline.stages.inputs import WRITTEN
 from data_pipeline.stages.pipeline import build
 from tests.conftest import write_c4, write_corpus_file
 from tests.data_pipeline.engine.test_cluster import Node, can_unshare, cluster
-from tests.support.builds import OFF, family, trained, with_faults
+from tests.support.builds import OFF, trained, with_fault
 from tests.support.in_process import done_here, refused_here, run_here
 from tests.support.object_store import ObjectStore, serving
 from tests.support.tables import each
@@ -53,9 +52,9 @@ def server() -> Iterator[ObjectStore]:
     with pytest.MonkeyPatch.context() as patch:
         for store in serving(patch):
             patch.setattr(stores, "_FIRST_PAUSE", 0.01)
-            # drivers look as often as with a lease of a second, but one that is late on a busy machine loses nothing
+            # drivers look once a second, and one that is late on a busy machine loses nothing
             patch.setattr(object_store, "LEASE_SECONDS", 60.0)
-            patch.setattr(object_store, "_LOOKS", 600)
+            patch.setattr(object_store, "_LOOKS", 60)
             yield store
 
 
@@ -92,15 +91,17 @@ def objects(store: ObjectStore, folder: str = "bucket/corpora/c4") -> dict[str, 
 
 
 @pytest.fixture(scope="module")
-def in_bucket(file, in_folder, server) -> str:
-    """The URL of the same corpus, built in the bucket."""
+def in_bucket(file, in_folder, server) -> subprocess.CompletedProcess[str]:
+    """A build of the same corpus at URL, under a bucket's usual policy: objects may be listed, read, written and
+    deleted, but unfinished uploads may not be listed."""
     server.calm()
-    assert f"{URL} is complete" in done_here("data-pipeline", "build", file, f"output={URL}")
-    return URL
+    server.denied = "uploads"
+    return run_here("data-pipeline", "build", file, f"output={URL}")
 
 
 def test_a_build_in_a_bucket_has_the_bytes_of_one_in_a_folder(in_folder, in_bucket, store):
-    assert contents(in_bucket) == in_folder
+    assert f"{URL} is complete" in in_bucket.stdout
+    assert contents(URL) == in_folder
     assert {name.split("/")[0] for name in in_folder} >= {"documents", "shards", "tokenizer", "manifest.json"}
 
 
@@ -265,14 +266,10 @@ def test_a_file_is_sent_anew_if_the_answer_to_the_end_of_its_upload_was_lost(sto
     assert (corpus.get("a"), len(sent), looked) == (b"content", 2, [0, 1])
 
 
-def test_a_build_needs_no_permission_for_unfinished_uploads(store, file, in_folder):
-    """A bucket's usual policy allows to list, read, write and delete objects."""
-    store.denied = "uploads"
-    done = run_here("data-pipeline", "build", file, "output=s3://bucket/usual-policy")
-    assert done.returncode == 0
-    (line,) = [line for line in done.stderr.splitlines() if line.startswith("note: ")]
-    assert line.startswith("note: s3://bucket/usual-policy: permission denied: AccessDenied: Access Denied; unfinished")
-    assert contents("s3://bucket/usual-policy") == in_folder
+def test_a_build_needs_no_permission_for_unfinished_uploads(in_bucket):
+    assert in_bucket.returncode == 0
+    (line,) = [line for line in in_bucket.stderr.splitlines() if line.startswith("note: ")]
+    assert line.startswith(f"note: {URL}: permission denied: AccessDenied: Access Denied; unfinished")
 
 
 def test_one_object_that_its_store_refuses_is_an_unreadable_input_until_the_store_sends_it(store, tmp_path):
@@ -455,10 +452,9 @@ def test_a_bucket_of_hashes_takes_two_requests_a_file_and_a_unit_that_merges_one
     assert store.asked["GET"] == 2
 
 
-@pytest.mark.parametrize(
-    "size", [object_store.READ_AHEAD - 1, object_store.READ_AHEAD, 3 * object_store.READ_AHEAD // 2]
-)
-def test_a_file_reads_the_same_whatever_is_asked_for_around_the_end_of_its_beginning(store, size):
+@each("size", [2**20 - 1, 2**20, 3 * 2**19])
+def test_a_file_reads_the_same_whatever_is_asked_for_around_the_end_of_its_beginning(store, monkeypatch, size):
+    monkeypatch.setattr(object_store, "READ_AHEAD", 2**20)
     content = np.random.default_rng(0).bytes(size)
     corpus = Bucket("s3://bucket/large")
     corpus.write("a", content)
@@ -480,6 +476,7 @@ def test_a_store_that_goes_away_while_a_file_is_read_is_waited_for_once(store, m
     monkeypatch.setattr(stores, "_LONGEST_PAUSE", 200.0)
     monkeypatch.setattr(stores, "_S3_TRIES", 1)  # s3fs pauses between its own, too
     monkeypatch.setattr(stores, "time", clock)
+    monkeypatch.setattr(object_store, "READ_AHEAD", 2**20)
     corpus = Bucket("s3://bucket/away while it is read")
     corpus.write("a", bytes(3 * object_store.READ_AHEAD))
     with corpus.readable("a") as file:
@@ -554,6 +551,7 @@ def test_a_store_that_goes_away_in_a_build_stops_it_and_the_same_command_continu
     with monkeypatch.context() as patch:
         patch.setattr(stores, "_FIRST_PAUSE", 100.0)
         patch.setattr(stores, "_LONGEST_PAUSE", 100.0)
+        patch.setattr(stores, "_S3_TRIES", 1)  # s3fs pauses between its own, too
         patch.setattr(stores, "time", clock)
         patch.setattr(object_store, "LEASE_SECONDS", 1e6)  # no renewal, which would wait, too
         store.away_after = 18  # documents, and their tables of dropped ones, are written
@@ -563,19 +561,10 @@ def test_a_store_that_goes_away_in_a_build_stops_it_and_the_same_command_continu
     assert "the same command continues" in stopped.stderr
     assert sum(waited) <= stores.WAIT_SECONDS
     store.calm()
-    monkeypatch.setattr(object_store, "LEASE_SECONDS", 1.0)  # of the build that ended: the next one waits for all of it
+    monkeypatch.setattr(object_store, "LEASE_SECONDS", 5.0)  # of the build that ended: the next one waits for all of it
     printed = done_here("data-pipeline", "build", file, "output=s3://bucket/away")
     assert "documents: 4 of 4 units up to date" in printed
     assert contents("s3://bucket/away") == in_folder
-
-
-def ray_build(file: Path, url: str, variables: dict[str, str]) -> subprocess.Popen[str]:
-    """A build on two workers of Ray, with leases of 2 s."""
-    program = "from data_pipeline.base import object_store; object_store.LEASE_SECONDS = 2.0"
-    command = [sys.executable, "-c", f"{program}\nfrom data_pipeline.cli import main; main()", "build", str(file)]
-    settings = [f"output={url}", "ray.num_cpus=2", "ray.small_bytes=0"]
-    soon = {"RAY_gcs_rpc_server_reconnect_timeout_s": "5"}  # what a killed driver leaves ends, instead of in 60 s
-    return subprocess.Popen([*command, *settings], stdout=-1, stderr=-1, text=True, env=variables | soon)
 
 
 @pytest.mark.slow
@@ -593,37 +582,27 @@ def test_a_store_that_breaks_off_and_answers_503_costs_time_alone(store, small_c
 
 
 @pytest.mark.slow
-def test_bytes_depend_neither_on_workers_nor_on_their_ends_nor_on_that_of_the_driver(
-    store, file, in_folder, tmp_path, monkeypatch
-):
-    """A worker is killed once it has put its files; then the driver, at the tokens. The next build ends it without Ray:
-    that all stages may run on Ray is in `test_three_nodes…`, that no process outlives a build in test_killed_builds."""
+def test_bytes_do_not_depend_on_where_builds_were_killed(store, file, in_folder, tmp_path, monkeypatch):
+    """The first once it has put the files of a unit, without their record, the second at the tokens."""
     url = "s3://bucket/killed"
-    of_worker = ("SIGKILL", "documents", "after the work", tmp_path / "a")
-    of_driver = ("the driver killed", "tokens", "before the work", tmp_path / "b")
-    build = ray_build(file, url, with_faults(of_worker, of_driver))
-    while not (tmp_path / "b").exists():
-        assert build.poll() is None, build.communicate()
-        time.sleep(0.02)
-    assert (tmp_path / "a").exists()
-    tree = family(build.pid)
-    build.kill()
-    (tmp_path / "acted").touch()
+    program = "from data_pipeline.base import object_store; object_store.LEASE_SECONDS = 2.0"
+    command = [sys.executable, "-c", f"{program}\nfrom data_pipeline.cli import main; main()", "build", str(file)]
+    for stage, when in (("documents", "after the work"), ("tokens", "before the work")):
+        planted = with_fault("SIGKILL", stage, when, tmp_path / stage)
+        killed = subprocess.run([*command, f"output={url}"], env=planted, capture_output=True, text=True)
+        assert (killed.returncode, (tmp_path / stage).exists()) == (-signal.SIGKILL, True), killed.stderr
     monkeypatch.setattr(object_store, "LEASE_SECONDS", 5.0)  # the next build waits for all of it
     printed = done_here("data-pipeline", "build", file, f"output={url}")
     assert "documents: 4 of 4 units up to date" in printed
     assert contents(url) == in_folder
-    for process in tree:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            process.kill()
 
 
 @pytest.mark.slow
-def test_three_nodes_with_nothing_in_common_but_the_bucket_write_the_bytes_of_one_process(
+def test_two_nodes_with_nothing_in_common_but_the_bucket_write_the_bytes_of_one_process(
     store, tmp_path, tmp_path_factory
 ):
-    """The text is in the bucket, too. Two nodes see an empty folder in place of all that tests write."""
-    for part in range(6):
+    """The text is in the bucket, too. The second sees an empty folder in place of all that tests write."""
+    for part in range(4):
         write_c4(tmp_path / f"c4-{part}.json.gz", records=12, skip=8 * part)
         store.filesystem().put_file(str(tmp_path / f"c4-{part}.json.gz"), f"bucket/text/c4-{part}.json.gz")
     source = {"format": "c4", "path": "s3://bucket/text/*.json.gz", "language": "en"}
@@ -631,12 +610,12 @@ def test_three_nodes_with_nothing_in_common_but_the_bucket_write_the_bytes_of_on
     config = write_corpus_file(tmp_path / "corpus.yaml", sources=[source], dedup=dedup)
     hidden = tmp_path_factory.getbasetemp()
     node = Node({"TMPDIR": str(hidden)}, hidden=hidden if can_unshare() else None)
-    with cluster(tmp_path, node, node) as (address, _):
+    with cluster(tmp_path, node) as (address, _):
         command = [sys.executable, "-m", "data_pipeline", "build", str(config), "output=s3://bucket/apart"]
         done = subprocess.run([*command, f"ray.address={address}"], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert "node 127.0.0." not in done.stderr
-    assert Bucket("s3://bucket/apart").read_json(".stages/timings/documents.json", dict[str, Any])["workers"] == 3
+    assert Bucket("s3://bucket/apart").read_json(".stages/timings/documents.json", dict[str, Any])["workers"] == 2
     assert contents("s3://bucket/apart") == contents(build(load(config, [], CorpusConfig)))
 
 

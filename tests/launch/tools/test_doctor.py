@@ -3,7 +3,6 @@
 import errno
 import json
 import signal
-import subprocess
 import sys
 import time
 from dataclasses import replace
@@ -22,15 +21,11 @@ from tests.support.runs import run_file as write_run_file
 from tests.support.tables import each
 
 
-def doctor(*arguments: str | Path) -> list[str]:
-    return [str(Path(sys.executable).with_name("launch")), "doctor", *map(str, arguments)]
-
-
 @pytest.mark.slow
 def test_a_healthy_machine_has_no_errors_and_is_as_it_was(small_corpus, tmp_path):
     path = write_run_file(tmp_path, small_corpus)
     before = sorted(tmp_path.iterdir())
-    done = subprocess.run(doctor(path, "--ranks", "2", "--json"), capture_output=True, text=True)
+    done = run_here("launch", "doctor", path, "--ranks", "2", "--json")
     assert done.returncode == 0, done.stdout + done.stderr
     findings = [Finding(**one) for one in json.loads(done.stdout)]
     assert {finding.check for finding in findings} >= {
@@ -44,7 +39,8 @@ def test_a_healthy_machine_has_no_errors_and_is_as_it_was(small_corpus, tmp_path
 def test_a_broken_machine_gets_a_line_for_each_error(tmp_path):
     """A shared memory of 1 MiB and a missing corpus."""
     path = write_run_file(tmp_path, tmp_path / "nothing")
-    done = mounted(Path("/dev/shm"), "size=1m", doctor(path), tmp_path / "errors")
+    doctor = [str(Path(sys.executable).with_name("launch")), "doctor", str(path)]
+    done = mounted(Path("/dev/shm"), "size=1m", doctor, tmp_path / "errors")
     assert done.returncode == 1, done.stdout + done.stderr
     lines = done.stdout.splitlines()
     errors = [line.removeprefix("error    ").partition(";")[0] for line in lines if line.startswith("error")]

@@ -74,7 +74,8 @@ def looked_at(text: str) -> tuple[SourceConfig, Sample]:
 @each("model", MODELS)
 def test_the_files_of_every_family_load_and_fit_each_other(model):
     """The run writes samples, whose table MLflow's page of the run names, if its family writes text."""
-    corpus, run, _ = first_files("--model", model)
+    Path("a.txt").write_text("\n\n".join(TEXTS))
+    corpus, run, _ = first_files("--model", model, "--text", "a.txt")
     assert run.data.train[0].corpus == run.data.validation[0].corpus == corpus.output == "corpora/first"
     assert corpus.rows.objective.name in FAMILIES[run.model.family].objectives
     assert run.model.longest_sequence is None or run.model.longest_sequence >= max(corpus.rows.objective.shape)
