@@ -29,7 +29,7 @@ from pretrain.models.functional.attention_backends import (
 )
 from tests.support.small_models import VOCABULARY, examples_of, gradients, packed
 
-BATCH, HEADS = 2, 2
+BATCH = 2
 
 
 class Case(NamedTuple):
@@ -44,6 +44,7 @@ class Case(NamedTuple):
     window: Window | None = None
     softcap: float | None = None
     dtype: torch.dtype = torch.float32
+    heads: int = 2
 
 
 @contextmanager
@@ -93,11 +94,12 @@ def drawn(case: Case, device: str) -> tuple[list[Tensor | None], Pattern, Tensor
 
     lengths = case.queries, case.keys, case.keys
     # as the projections of a layer give them: (batch, length, heads, d_kv) in memory
-    inputs: list[Tensor | None] = [draw(BATCH, n, HEADS, case.d_kv).transpose(1, 2).requires_grad_() for n in lengths]
-    inputs.append(draw(HEADS, case.queries + case.keys - 1).requires_grad_() if case.bias else None)
+    shapes = [(BATCH, length, case.heads, case.d_kv) for length in lengths]
+    inputs: list[Tensor | None] = [draw(*shape).transpose(1, 2).requires_grad_() for shape in shapes]
+    inputs.append(draw(case.heads, case.queries + case.keys - 1).requires_grad_() if case.bias else None)
     seen = labels(case.queries, *(None if one is None else one.to(device) for one in masks_of(case)))
     pattern = Pattern(None, seen, case.causal, case.window)
-    along = draw(BATCH, HEADS, case.queries, case.d_kv)
+    along = draw(BATCH, case.heads, case.queries, case.d_kv)
     mask = pattern.matrix(case.queries, case.keys, torch.float32, along.device)
     if mask is not None:
         along = along * (mask > MASKED).any(dim=-1, keepdim=True)
@@ -150,7 +152,7 @@ def by_pytorch(
 
 def of_queries_that_see_nothing(device: str) -> tuple[float, bool]:
     """The greatest output of such queries, and whether all gradients are finite though they get one from above."""
-    case = Case(40, 70, masking="nothing")
+    case = Case(40, 30, masking="nothing")
     inputs, pattern, along = drawn(case, device)
     output = flash(*inputs[:3], pattern._replace(diagonals=inputs[3]), 1.0, 0.0)
     gradients = torch.autograd.grad(output, inputs, torch.ones_like(along))
@@ -164,7 +166,7 @@ def dropped(device: str) -> dict[str, Any]:
     case = Case(40, 64, d_kv=64)
     inputs, pattern, along = drawn(case, device)
     pattern = pattern._replace(diagonals=inputs[3])
-    apart = torch.eye(case.keys, device=device).expand(BATCH, HEADS, -1, -1)
+    apart = torch.eye(case.keys, device=device).expand(BATCH, case.heads, -1, -1)
     torch.manual_seed(3)
     kept = flash(inputs[0], inputs[1], apart, pattern, 0.1, 0.25).detach() != 0
     torch.manual_seed(3)
@@ -202,7 +204,7 @@ def repeats(device: str) -> bool:
 def joined_alike() -> dict[str, bool]:
     """Whether output and gradients are the same bits where queries, keys and values are parts of one tensor, and if
     their gradients are copied to join them."""
-    case = Case(70, 70, masking="packed")
+    case = Case(20, 20, masking="packed")
     inputs, pattern, along = drawn(case, "cpu")
     pattern, joined = pattern._replace(diagonals=inputs[3]), _joined(inputs)
     output = flash(*apart(joined), pattern, 0.3, 0.0, None, joined)
@@ -233,7 +235,7 @@ class OperationNames(TorchDispatchMode):
 
 def compiled_alike() -> dict[str, bool]:
     """Whether torch.compile, in one graph, gives the same bits, with and without dropout. On a CPU no code is made."""
-    case = Case(70, 70, masking="packed", causal=True)
+    case = Case(20, 20, masking="packed", causal=True)
     inputs, pattern, along = drawn(case, "cpu")
     pattern, joined = pattern._replace(diagonals=inputs[3]), _joined(inputs)
 

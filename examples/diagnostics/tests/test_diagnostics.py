@@ -3,9 +3,6 @@
 import contextlib
 import json
 import math
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -23,7 +20,7 @@ from pretrain.engine.checkpoint.index import checkpoint_in
 from pretrain.engine.checkpoint.trained import TrainedModel
 from pretrain.evaluate import record
 from pretrain.run.metrics_file import read_metrics
-from tests.conftest import TOP
+from tests.support.forked import run_forked
 from tests.support.runs import run_file, train_ranks
 from tests.support.small_evaluations import evaluated
 from tests.support.small_models import as_at_the_start, ids
@@ -134,8 +131,7 @@ def test_a_checkpoint_is_evaluated_as_in_its_run(small_corpus, tmp_path):
     wanted = {name: value for name, value in logged.items() if name.startswith("embedding/")}
     assert {name: again[name] for name in wanted} == pytest.approx(wanted, rel=1e-6)
     text = ["See <extra_id_0> there.", "--out", tmp_path / "a", "--target", "it"]
-    command = [sys.executable, "-m", "pretrain", "attention", tmp_path / "run", *text]
-    drawn = subprocess.run(command, cwd=TOP, env=os.environ, capture_output=True, text=True)
+    drawn = run_forked("attention", tmp_path / "run", *text)
     kinds = ("encoder", "decoder", "cross")
     assert drawn.stdout.split() == [str(tmp_path / f"a/{kind}.png") for kind in kinds], drawn.stderr
     assert all((tmp_path / f"a/{kind}.png").read_bytes().startswith(b"\x89PNG") for kind in kinds)

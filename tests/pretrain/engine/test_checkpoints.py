@@ -177,13 +177,7 @@ def test_what_may_change_in_a_run_file_is_told_and_what_may_not_is_refused(finis
     assert keys == {*(change.partition("=")[0] for change in changed), "run.directory"}  # it was moved as well
     assert "changed since the last start: run.max_steps: 12 → 13" in told
     assert "steps 12 to 13" in done.stdout
-    for change, expected in (
-        ("model.d_ff=128", "model.d_ff is 64 there, 128 here"),
-        ("run.seed=1", "run.seed is 0 there, 1 here"),
-        ("data.train.0.weight=2.0", "data.train.0.weight is 1.0 there, 2.0 here"),
-        ("optimizer={name: adafactor, learning_rate: 1e-2}", "optimizer.name is 'adamw' there, 'adafactor' here"),
-    ):
-        assert expected in train(finished, "run.max_steps=14", change, code=2).stderr
+    assert "run.seed is 0 there, 1 here" in train(finished, "run.max_steps=14", "run.seed=1", code=2).stderr
 
 
 WAYS_OUT = "set it back, or start a new run with --fresh or another run.directory"
@@ -415,7 +409,9 @@ def test_a_resumed_run_has_the_same_moving_average_to_the_bit(runs):
 
 
 def test_an_average_is_one_runs_from_its_start_and_not_on_nvme(runs, small_corpus, tmp_path):
-    assert "optimizer.ema_decay" in train(runs / "adamw/run.yaml", "optimizer.ema_decay=0.5", code=2).stderr
+    changed = load(runs / "adamw/run.yaml", ["optimizer.ema_decay=0.5"], RunConfig)
+    with pytest.raises(UserError, match=r"optimizer\.ema_decay is 0\.75 there, 0\.5 here"):
+        prepare(changed, World.on_this_node(2), newest(runs / "adamw/run"))
     zero = {"stage": 3, "offload_optimizer": {"device": "nvme", "nvme_path": str(tmp_path)}}
     optimizer = {"learning_rate": 1e-2, "ema_decay": 0.5}
     path = run_file(tmp_path, small_corpus, optimizer=optimizer, deepspeed={"zero_optimization": zero})

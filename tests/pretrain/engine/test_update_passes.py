@@ -264,40 +264,6 @@ def _update_during_a_copy() -> tuple[bool, float, bool, bool, bool]:
     return waited, copy.seconds, same, again, engine.deepspeed.tput_timer.config.enabled
 
 
-def test_a_checkpoint_from_before_the_first_update_has_the_optimizer_start_anew():
-    """Back there, no moments of later steps are left: the same steps give the same losses and weights, to the bit."""
-    for stage, (first, again) in zip((2, 3), on_ranks(1, _before_the_first_update)[0], strict=True):
-        assert first == again, stage
-
-
-def _before_the_first_update() -> list[list[list[float]]]:
-    from pretrain.engine.checkpoint import engine_state
-
-    found, layout = [], own_layout()
-    for stage in (2, 3):
-        engine = engine_of(run_config(stage))
-        copy = engine_state.PinnedStaging(engine).take()
-        copy.finish()
-        stored = SimpleNamespace(
-            read=lambda state, name, start, size, copy=copy: copy.tensors[f"{state}/{name}"].clone(),
-            scalars=lambda name, copy=copy: copy.fragments[name].scalars,
-            states=lambda name, copy=copy: copy.fragments[name].states,
-            factored_state=dict,
-        )
-        passes = []
-        for _ in range(2):
-            passes.append(
-                [engine.step(step, row_offsets(layout, step), micro_batches(layout, step)).loss for step in range(4)]
-            )
-            with pytest.MonkeyPatch.context() as patch:
-                patch.setattr(engine_state, "StoredTensors", lambda _, stored=stored: stored)
-                patch.setattr(engine_state, "load_buffers", lambda *_: None)
-                engine_state.restore(engine, Path())
-        found.append(passes)
-        engine.close()
-    return found
-
-
 # In a step the host waits for a GPU once, for the norm of the gradient. A CPU plays the GPU: the test follows which
 # tensors the host holds and which would be on the GPU.
 

@@ -9,16 +9,19 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
+from data_pipeline.base.config_file import check
 from data_pipeline.base.errors import UserError
+from data_pipeline.base.packages import Kinds
 from data_pipeline.corpus import open_corpus
 from data_pipeline.loading.batch_layout import BatchLayout
-from pretrain.config.evaluation import SamplesSettings, ValidationLossSettings
+from pretrain.config.evaluation import HookSettings, SamplesSettings, ValidationLossSettings
 from pretrain.engine.checkpoint.index import checkpoint_in
 from pretrain.engine.checkpoint.trained import TrainedModel
 from pretrain.evaluate import hook as hooks
@@ -241,13 +244,16 @@ class Trouble:
 
 
 @pytest.fixture
-def package(tmp_path_factory, monkeypatch) -> Callable[[], None]:
-    """Installs a package that offers a hook."""
+def package(tmp_path_factory, monkeypatch) -> Callable[[], Path]:
+    """Installs a package that offers a hook; returns the folder that it is in."""
     folder = tmp_path_factory.mktemp("package")
     (folder / "trouble.py").write_text(PACKAGE)
-    return lambda: install(
-        monkeypatch, folder, "trouble", {"encdec_pretrain.hooks": {"trouble": "trouble:TroubleSettings"}}
-    )
+
+    def installed() -> Path:
+        install(monkeypatch, folder, "trouble", {"encdec_pretrain.hooks": {"trouble": "trouble:TroubleSettings"}})
+        return folder
+
+    return installed
 
 
 @pytest.mark.slow
@@ -315,16 +321,16 @@ def test_the_metric_of_generated_texts_on_the_page(small_corpus):
     assert [found["is_balanced"](text) for text in ("", "C(=O)(N)", ")(", "(()")] == [True, True, False, False]
 
 
-def test_a_hook_that_is_unknown_or_broken_is_one_line(package, small_corpus, tmp_path):
+def test_a_hook_that_is_unknown_or_broken_is_one_line(package, small_corpus, tmp_path, monkeypatch):
     path = run_file(tmp_path, small_corpus, evaluation=[{"hook": "trouble"}])
     unknown = run_forked("train", path)
     assert unknown.returncode == 2
     assert "evaluation.0.hook: expected one of validation_loss, input_use, " in unknown.stderr
     assert "got 'trouble'" in unknown.stderr
-    package()
-    lacking = run_command("pretrain", "train", path)
-    assert (lacking.returncode, len(lacking.stderr.splitlines())) == (2, 1)
-    assert "evaluation.0.what: missing (what it does)" in lacking.stderr
+    monkeypatch.syspath_prepend(package())
+    with pytest.raises(UserError) as lacking:
+        check({"hook": "trouble"}, Kinds("hooks", HookSettings, "hook", {})["trouble"], "run.yaml")
+    assert str(lacking.value) == "run.yaml: what: missing (what it does)"
 
 
 class Raising:

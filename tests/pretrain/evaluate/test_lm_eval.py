@@ -25,6 +25,7 @@ from pretrain.evaluate.prompt_format import PromptFormat
 from pretrain.tools.evaluate import evaluate_on_tasks
 from tests.support.exported import randomise
 from tests.support.forked import run_forked
+from tests.support.in_process import refused_here
 from tests.support.rank_processes import on_ranks
 from tests.support.runs import run_file, train_ranks
 from tests.support.small_evaluations import BERT, CAUSAL, SIZES, T5, evaluation_of, log_p, log_p_after
@@ -265,23 +266,21 @@ def test_tasks_from_a_folder_give_a_table_and_json(run, tokenizer, tmp_path, mon
     kept = json.loads((tmp_path / "out/lm_eval.json").read_text())
     assert kept["results"]["sky"]["acc,none"] == pytest.approx(right / len(ROWS))
 
-    unknown = run_forked("evaluate", run, "--lm-eval", "no_such_task", "--include-path", folder)
-    assert (unknown.returncode, len(unknown.stderr.splitlines())) == (2, 1), unknown.stderr
-    assert f"--lm-eval: no task 'no_such_task' in {folder} or lm_eval" in unknown.stderr
+    # in this process, which imports lm_eval once
+    unknown = refused_here(2, "pretrain", "evaluate", run, "--lm-eval", "no_such_task", "--include-path", folder)
+    assert f"--lm-eval: no task 'no_such_task' in {folder} or lm_eval" in unknown
     task = (folder / "sky.yaml").read_text()
     (folder / "sky.yaml").write_text(task.replace("{{question}}", "{{query}}"))
-    lacking = run_forked(*arguments)
-    assert (lacking.returncode, len(lacking.stderr.splitlines())) == (2, 1), lacking.stderr
-    assert "--lm-eval: sky,plain: UndefinedError: 'query' is undefined" in lacking.stderr
+    lacking = refused_here(2, "pretrain", *arguments)
+    assert "--lm-eval: sky,plain: UndefinedError: 'query' is undefined" in lacking
     (folder / "sky.yaml").write_text(task)
     with (folder / "rows.jsonl").open("a") as rows:
         rows.write("no JSON\n")
-    damaged = run_forked(*arguments)
-    assert (damaged.returncode, len(damaged.stderr.splitlines())) == (2, 1), damaged.stderr
-    assert "--lm-eval: sky,plain: ArrowInvalid: JSON parse error" in damaged.stderr
+    damaged = refused_here(2, "pretrain", *arguments)
+    assert "--lm-eval: sky,plain: ArrowInvalid: JSON parse error" in damaged
     (folder / "rows.jsonl").unlink()
-    absent = run_forked(*arguments)
-    assert (absent.returncode, len(absent.stderr.splitlines())) == (2, 1), absent.stderr
+    absent = refused_here(2, "pretrain", *arguments)
+    assert "rows.jsonl" in absent
 
 
 def test_the_table_is_printed_before_a_place_for_it_fails(run, tmp_path, monkeypatch, capsys):

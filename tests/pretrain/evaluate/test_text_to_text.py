@@ -28,8 +28,9 @@ from pretrain.evaluate.text_to_text import ANSWER_METRICS, TextToTextAnswers, no
 from pretrain.run.metrics_file import read_metrics
 from pretrain.run.world import World
 from pretrain.training.prepare import prepare
-from tests.conftest import made_once, run, write_corpus_file
+from tests.conftest import made_once, write_corpus_file
 from tests.support.exported import randomise
+from tests.support.in_process import run_here
 from tests.support.rank_processes import on_ranks
 from tests.support.runs import run_file, train_ranks
 from tests.support.small_evaluations import (
@@ -102,7 +103,7 @@ def pairs_corpus(small_corpus) -> Path:
             path.write_text("".join(pairs))
             sources.append({"format": "pairs", "name": split, "path": str(path), "split": split, "options": options})
         path = write_corpus_file(folder / "corpus.yaml", name="swap", sources=sources, tokenizer=tokenizer, rows=rows)
-        done = run("data-pipeline", "build", path)
+        done = run_here("data-pipeline", "build", path)
         assert done.returncode == 0, done.stderr
         (folder / "said").write_text(done.stdout + done.stderr)
 

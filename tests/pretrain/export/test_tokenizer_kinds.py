@@ -117,8 +117,6 @@ def test_bytes_of_families_with_other_marks_than_byt5s_are_exported_as_tokenizer
     """ByT5Tokenizer ends every text with EOS, and begins none."""
     write_c4(tmp_path / "c4.json.gz", records=40)
     tokenizer = {"kind": "bytes", "sentinels": 5, "special_tokens": ["<s>", "<mask>"]}
-    done_here("data-pipeline", "build", write_corpus_file(tmp_path / "corpus.yaml", tokenizer=tokenizer))
-    ours = open_corpus(tmp_path / "corpus").tokenizer
     sizes = {"family": family, "d_model": 32, "d_ff": 64, "num_heads": 4, "dropout_rate": 0.0}
     layers, objective = {
         "bart": ({"num_encoder_layers": 1, "num_decoder_layers": 1}, {"name": "denoising", "length": 64}),
@@ -126,6 +124,7 @@ def test_bytes_of_families_with_other_marks_than_byt5s_are_exported_as_tokenizer
     }[family]
     rows = {"objective": objective}
     done_here("data-pipeline", "build", write_corpus_file(tmp_path / "corpus.yaml", tokenizer=tokenizer, rows=rows))
+    ours = open_corpus(tmp_path / "corpus").tokenizer
     path = run_file(tmp_path, tmp_path / "corpus", run={"max_steps": 1}, model=sizes | layers, evaluation=[])
     assert train_ranks(path, 1) == [0]
     invoke("export", tmp_path / "run", tmp_path / "exported")

@@ -30,29 +30,30 @@ from pretrain.models.kernels import OperatorArguments, flash_operator
 from pretrain.models.kernels.flash import backward_keys, backward_queries, forward
 from pretrain.models.kernels.tiles import shared_memory, tile_sizes
 
-# Tiles have 32 rows and columns in fp32, 64 or 128 in fp16; ranges of what is seen are kept for 64 positions at a time.
-# Most lengths end within a tile. One case a branch of the kernels, and other shapes of the same branches.
+# Tiles have 32 rows and columns in fp32, 32 to 128 in fp16; ranges of what is seen are kept for 64 positions at a time.
+# Most lengths end within a tile. One case a branch of the kernels, and other shapes of the same branches. The gradient
+# of a bias takes most of the interpreter's time: few cases have two heads and a bias.
 GRID = [
-    Case(70, 40),
-    Case(40, 70, causal=True),
-    Case(70, 70, masking="packed", causal=True),
-    Case(40, 100, masking="nothing"),
+    Case(40, 36),
+    Case(40, 70, causal=True, heads=1),
+    Case(70, 70, masking="packed", causal=True, heads=1),
+    Case(40, 30, masking="nothing"),
     Case(40, 40, bias=False, causal=True),
-    Case(150, 100, d_kv=64, masking="padding", dtype=torch.float16),
-    Case(140, 140, masking="packed", window=Window(20, 3), softcap=0.7),
+    Case(130, 70, d_kv=64, masking="padding", dtype=torch.float16, heads=1),
+    Case(107, 107, masking="packed", window=Window(20, 3), softcap=0.7, heads=1),
 ]
 OTHER_SHAPES = [
-    *(Case(*lengths) for lengths in [(2, 3), (64, 128)]),
-    *(Case(*lengths, causal=True) for lengths in [(33, 33), (70, 40)]),
-    *(Case(70, 70, masking="padding", causal=causal) for causal in (False, True)),
-    Case(70, 70, masking="packed"),
+    *(Case(*lengths) for lengths in [(2, 3), (32, 64)]),
+    Case(70, 37, causal=True),
     Case(40, 100, bias=False, masking="packed"),
-    *(Case(40, 40, d_kv=d_kv) for d_kv in (24, 64, 128)),
-    *(Case(*lengths, window=Window(5, 40)) for lengths in [(70, 200), (200, 70), (33, 33)]),
-    *(Case(140, 140, bias=bias, causal=True, window=Window(33)) for bias in (True, False)),
-    Case(70, 40, causal=True, softcap=0.7),
-    Case(150, 100, d_kv=256, window=Window(20, 20), softcap=3.0, dtype=torch.float16),
-    Case(100, 150, d_kv=80, causal=True, dtype=torch.float16),
+    Case(70, 70, bias=False, masking="padding", causal=True),
+    *(Case(40, 40, bias=False, d_kv=d_kv) for d_kv in (24, 128)),
+    Case(40, 110, window=Window(5, 40)),
+    Case(80, 40, window=Window(5, 3)),
+    Case(70, 70, bias=False, causal=True, window=Window(33)),
+    Case(40, 40, bias=False, causal=True, softcap=0.7),
+    Case(40, 70, bias=False, d_kv=256, window=Window(20, 20), softcap=3.0, dtype=torch.float16),
+    Case(70, 100, bias=False, d_kv=80, causal=True, dtype=torch.float16),
 ]
 TOLERANCE = {torch.float32: 2e-6, torch.float16: 2e-3, torch.bfloat16: 1.5e-2}
 
@@ -145,9 +146,12 @@ def kept(tmp_path_factory) -> Iterator[None]:
 def test_kernels_compile_for_each_gpu_and_fit_its_shared_memory(kernel, architecture, kept):
     """With every feature. In bf16 heads of 64 are multiplied by the tensor cores' instructions.
 
-    86 and 89 have the shared memory and the instructions of 120; `make soak` compiles for them, too."""
-    widths = [(torch.bfloat16, 64), (torch.bfloat16, 128), (torch.bfloat16, 256), (torch.float32, 128)]
-    for (dtype, d_kv), form in [*itertools.product(widths, [EVERYTHING]), (widths[0], EVERYTHING_IN_A_WINDOW)]:
+    86 and 89 have the shared memory and the instructions of 120; `make soak` compiles for them, too. In fp32 all have
+    the same tiles: those fit if they fit the least memory."""
+    cases = [(torch.bfloat16, d_kv, EVERYTHING) for d_kv in (64, 128, 256)]
+    if compiled_kernels.SHARED[architecture] == min(compiled_kernels.SHARED.values()):
+        cases += [(torch.float32, 128, EVERYTHING), (torch.bfloat16, 64, EVERYTHING_IN_A_WINDOW)]
+    for dtype, d_kv, form in cases:
         compiled = compiled_kernels.compiled(kernel, architecture, dtype, d_kv, form)
         assert compiled.metadata.shared <= compiled_kernels.SHARED[architecture], (dtype, d_kv)
         if d_kv == 64:

@@ -132,11 +132,10 @@ for family in ("tempered", "brought"):
 
 def test_what_a_package_offers_is_built_trained_exported_and_missed(small_corpus, tmp_path, monkeypatch):
     settings = install_page("how-to/extend", tmp_path, monkeypatch)
-    for first, said in (("", "; import pretrain.config before my_package.settings\n"), ("pretrain.config, ", "")):
-        command = [sys.executable, "-c", f"import {first}my_package.settings, my_package.data"]
-        done = run_program(command, capture_output=True, text=True)
-        assert done.returncode == bool(said), done.stderr
-        assert done.stderr.endswith(said)
+    command = [sys.executable, "-c", "import my_package.settings"]  # the commands below import in the right order
+    done = run_program(command, capture_output=True, text=True)
+    assert done.returncode == 1, done.stderr
+    assert done.stderr.endswith("; import pretrain.config before my_package.settings\n")
     (tmp_path / "fortunes.txt").write_text("\n%\n".join(FORTUNES))
     settings["sources"][0]["path"] = str(tmp_path / "fortunes.txt")
     tokenizer = {"path": str(small_corpus / "tokenizer/spiece.model"), "sentinels": 40}

@@ -14,14 +14,15 @@ from data_pipeline.base.errors import UserError
 from pretrain.config import RunConfig
 from pretrain.config.run_config import CallbackSection
 from pretrain.engine.checkpoint import index as checkpoint_index
+from pretrain.engine.ranks import joined_world
 from pretrain.run.metrics_file import read_metrics
 from pretrain.run.world import World
 from pretrain.training import callback, callbacks
 from pretrain.training.tracking.mlflow_store import TrackedRun
 from pretrain.training.tracking.tracker import Tracker
-from tests.conftest import run as run_command
+from tests.support.rank_processes import each as each_in_turn
 from tests.support.rank_processes import on_ranks
-from tests.support.runs import install_page, run_file
+from tests.support.runs import install_page, run_file, train_ranks
 from tests.support.tables import each
 
 
@@ -31,7 +32,8 @@ def test_the_callbacks_of_the_page_run_and_one_stops_the_run(small_corpus, tmp_p
     callbacks = install_page("how-to/write-a-callback", tmp_path, monkeypatch)["callbacks"]
     callbacks[1]["target"] = 1e9  # at once: the second step is the last
     path = run_file(tmp_path, small_corpus, callbacks=callbacks)
-    assert run_command("launch", "local", path, "--ranks", "2").returncode == 75
+    monkeypatch.syspath_prepend(tmp_path)  # the ranks have the paths of this process
+    assert train_ranks(path, 2) == [75, 75]
     rows = {row.step: row.metrics for row in read_metrics(tmp_path / "run")}
     saved = checkpoint_index.read(tmp_path / "run/checkpoints/step-00000002")
     ((name, state),) = saved.train_state.callbacks.items()
@@ -45,7 +47,7 @@ def test_the_callbacks_of_the_page_run_and_one_stops_the_run(small_corpus, tmp_p
     assert written == {step: pytest.approx(row["train/loss"]) for step, row in rows.items() if "train/loss" in row}
     callbacks[1]["target"] = 0.0
     path = run_file(tmp_path, small_corpus, callbacks=callbacks)
-    assert run_command("launch", "local", path, "--ranks", "2").returncode == 0
+    assert train_ranks(path, 2) == [0, 0]
     again = {row.step: row.metrics for row in read_metrics(tmp_path / "run") if "train/loss" in row.metrics}
     assert again[3]["train/average_loss"] == pytest.approx(0.9 * state["average"] + 0.1 * again[3]["train/loss"])
     (evaluated,) = [row for row in read_metrics(tmp_path / "run") if "validation/small/loss" in row.metrics]
@@ -92,7 +94,8 @@ def test_runs_of_one_name_have_their_own_ids_at_weights_and_biases(tmp_path, mon
 
 
 def losses_without(name, path):
-    from pretrain.training.run import train
+    """The exit code and the losses of a run on the rank that has joined, without one of the built-in callbacks."""
+    from pretrain.training.run import train_in_group
 
     losses = []
 
@@ -101,23 +104,26 @@ def losses_without(name, path):
             losses.append(result.loss)
 
     every = callbacks.build_callbacks
-    callbacks.build_callbacks = lambda *given: {
-        **{key: made for key, made in every(*given).items() if key != name},
-        "Losses": Losses(),
-    }
-    config = load(path, [], RunConfig)
-    Path(config.run.directory).mkdir()
-    return train(config), losses
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            callbacks,
+            "build_callbacks",
+            lambda *given: {key: made for key, made in every(*given).items() if key != name},
+        )
+        config = load(path, [], RunConfig)
+        Path(config.run.directory).mkdir()
+        return train_in_group(joined_world(), config, callbacks=[Losses()]), losses
 
 
 def test_a_run_without_any_one_of_them_trains_the_same(small_corpus, tmp_path):
-    (whole,) = on_ranks(1, losses_without, None, run_file(tmp_path / "whole", small_corpus), joined=False)
-    assert whole[0] == 0
-    assert len(whole[1]) > 2
     names = list(callbacks.build_callbacks(load(run_file(tmp_path, small_corpus), [], RunConfig)))
     assert len(names) == 7
-    for name in names:
-        (without,) = on_ranks(1, losses_without, name, run_file(tmp_path / name, small_corpus), joined=False)
+    often = {"run": {"max_steps": 4}, "checkpoint": {"every_steps": 2}}
+    runs = [(name, run_file(tmp_path / str(name), small_corpus, **often)) for name in (None, *names)]
+    ((whole, *others),) = on_ranks(1, each_in_turn, losses_without, runs)
+    assert whole[0] == 0
+    assert len(whole[1]) == 4
+    for name, without in zip(names, others, strict=True):
         assert without == whole, name
 
 
@@ -126,16 +132,9 @@ def test_a_run_without_any_one_of_them_trains_the_same(small_corpus, tmp_path):
     [
         ("json:JSONDecoder", {"wrong": 1}, "json:JSONDecoder can't be made: TypeError"),
         ("json:JSONDecoder", {}, "json:JSONDecoder is no subclass of pretrain.training.callback.Callback"),
+        ("no_such:Thing", {}, "no_such:Thing can't be made: ModuleNotFoundError"),
     ],
 )
 def test_what_is_no_callback_is_refused_in_a_line(name, options, said):
     with pytest.raises(UserError, match=re.escape(f"callbacks.0: {said}")):
         callbacks.users_callbacks([CallbackSection(name=name, **options)])
-
-
-def test_a_run_with_one_that_is_not_there_is_refused_once(small_corpus, tmp_path):
-    path = run_file(tmp_path, small_corpus, callbacks=[{"name": "no_such:Thing"}], faults={"max_restarts": 3})
-    done = run_command("launch", "local", path, "--ranks", "2")
-    assert done.returncode == 2
-    assert "starting attempt 2" not in done.stderr
-    assert "error: callbacks.0: no_such:Thing can't be made: ModuleNotFoundError" in done.stdout + done.stderr
