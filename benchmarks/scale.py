@@ -1,7 +1,7 @@
 """How do builds behave on large clusters?
 
-    python benchmarks/scale.py loop
-    python benchmarks/scale.py cluster [--nodes 20]
+    PYTHONPATH=. python benchmarks/scale.py loop
+    PYTHONPATH=. python benchmarks/scale.py cluster [--nodes 20]
 
 `loop`: units that do nothing are handed to two workers by a driver that believes to have more, so that as many are in
 flight as on a cluster of that size.

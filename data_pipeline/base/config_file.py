@@ -226,7 +226,7 @@ def as_overrides(changes: Mapping[str, Any]) -> list[str]:
     return [f"{key}={_as_json(value, f'{key}: ')}" for key, value in changes.items()]
 
 
-def _as_json(value: Any, where: str = "") -> str:
+def _as_json(value: Any, where: str) -> str:
     """`value` as JSON, with paths as text and NumPy's numbers as numbers. Raises UserError for other objects."""
 
     def plain(one: Any) -> Any:

@@ -9,6 +9,7 @@ times per lease.
 
 import contextlib
 import hashlib
+import io
 import itertools
 import json
 import os
@@ -22,7 +23,7 @@ import uuid
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path, PurePosixPath
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, cast
 
 import psutil
 
@@ -118,9 +119,12 @@ class ObjectStore(Store):
             beginning = self._ask(self._filesystem.cat_file, name, start=0, end=READ_AHEAD)
         except UserError:
             raise
-        except Exception:  # an empty file has no such range; `open_file` reports anything else
+        except Exception:  # an empty file has no such range; opening the file reports anything else
             beginning = b""
-        return stores.open_file(self.at(name), beginning, self._retried, READ_AHEAD)
+        if 0 < len(beginning) < READ_AHEAD:
+            return io.BytesIO(beginning)
+        file = self._ask(self._filesystem.open, name, "rb", block_size=READ_AHEAD)
+        return cast(BinaryIO, stores.RetriedFile(file, self.at(name), beginning, self._retried))
 
     @contextlib.contextmanager
     def local(self, names: Iterable[str]) -> Iterator[Path]:

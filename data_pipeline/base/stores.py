@@ -18,6 +18,7 @@ from fsspec.implementations.local import LocalFileSystem
 from data_pipeline.base import hub
 from data_pipeline.base.errors import StoreError, StoreUnavailable, UserError, one_line
 from data_pipeline.base.formatting import masked
+from data_pipeline.base.paths import opening
 from data_pipeline.base.progress import Activity
 
 Result = TypeVar("Result")
@@ -85,7 +86,9 @@ class Checksum:
                 file.seek(self._size)
                 while chunk := file.read(READ_AHEAD):
                     self.update(self._size, chunk)
-        except OSError:
+        except StoreError:
+            raise
+        except (OSError, UserError):
             return self._size, ""  # the reader reports the damage
         return self._size, self._digest.hexdigest()
 
@@ -150,28 +153,22 @@ def with_retries(attempt: Callable[[], Result], url: str, wait: float = WAIT_SEC
         pause = min(2 * pause, _LONGEST_PAUSE)
 
 
-def open_file(
-    path: str,
-    beginning: bytes = b"",
-    retried: Callable[..., Any] = with_retries,
-    read_ahead: int = READ_AHEAD,
-    checksum: Checksum | None = None,
-) -> BinaryIO:
-    """The file at a path or URL, opened for reading at any position. A remote file is read `retried`.
+def open_file(path: str, checksum: Checksum | None = None, read_ahead: int = READ_AHEAD) -> BinaryIO:
+    """The file at a path or URL as it is stored, opened for reading at any position.
 
-    `beginning`: the file's first `read_ahead` bytes, or all of a smaller file, if they were read before. `retried`:
-    a function with the parameters `attempt` and `url` of `with_retries`. Opening and reading raise what it raises.
-    `read_ahead`: bytes of a remote file that are fetched beyond those that are read. `checksum`: is updated by all
-    reads.
+    `checksum`: is updated by all reads. `read_ahead`: bytes of a remote file that are fetched beyond those that are
+    read.
+
+    Raises UserError if the file can't be opened. Errors of reading pass through. If a remote store doesn't answer,
+    requests are retried; then StoreUnavailable is raised.
     """
-    if 0 < len(beginning) < read_ahead:
-        return io.BytesIO(beginning)
-    found, inside = filesystem(path)
-    if not is_local(found):
-        file = retried(lambda: found.open(inside, "rb", block_size=read_ahead), path)
-        return cast(BinaryIO, _File(file, path, beginning, retried, checksum))
-    file = found.open(inside, "rb")
-    return cast(BinaryIO, _File(file, path, checksum=checksum) if checksum else file)
+    with opening(path):
+        found, inside = filesystem(path)
+        if is_local(found):
+            file = found.open(inside, "rb")
+        else:
+            file = with_retries(lambda: found.open(inside, "rb", block_size=read_ahead), path)
+    return cast(BinaryIO, file if is_local(found) and not checksum else RetriedFile(file, path, checksum=checksum))
 
 
 def exists(url: str, wait: float = WAIT_SECONDS) -> bool:
@@ -204,10 +201,11 @@ def check_bucket(url: str) -> None:
         with_retries(lambda: found.find(path.split("/")[0], prefix="no such folder/"), url)
 
 
-class _File(io.RawIOBase):
-    """A file of fsspec that is read with_retries, after a failure from the same position.
+class RetriedFile(io.RawIOBase):
+    """A `file` of fsspec that is read `retried`, after a failure from the same position.
 
-    Reading the file updates its `checksum`.
+    `beginning`: the file's first bytes, if they were read before. `retried`: a function with the parameters `attempt`
+    and `url` of `with_retries`. Reading the file updates its `checksum`.
     """
 
     def __init__(

@@ -11,7 +11,6 @@ from typing import BinaryIO
 
 import numpy as np
 
-from data_pipeline.base import stores
 from data_pipeline.base.atomic import sha256
 from data_pipeline.base.errors import NodeUnfit, one_line
 from data_pipeline.base.json_file import seal_holds
@@ -172,4 +171,5 @@ def _unreadable(error: OSError) -> str:
 
 
 def _open(location: str, name: str) -> BinaryIO:
-    return stores.open_file(f"{location}/{name}") if "://" in location else Path(location, name).open("rb")
+    readable = open_store(location).readable(name)
+    return Path(readable).open("rb") if isinstance(readable, str) else readable

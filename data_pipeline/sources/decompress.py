@@ -1,4 +1,4 @@
-"""Opens any file for reading, and decompresses gzip, bzip2 and zstandard. Damage is an error, never a short read."""
+"""Decompresses gzip, bzip2 and zstandard. Damage is an error, never a short read."""
 
 import bz2
 import contextlib
@@ -16,7 +16,6 @@ from zlib_ng import zlib_ng
 
 from data_pipeline.base import stores
 from data_pipeline.base.errors import OF_DISKS, DamagedInput
-from data_pipeline.base.paths import opening
 
 _CHUNK = 1 << 18
 _BUFFER = 1 << 20
@@ -33,7 +32,12 @@ class _CutOff(DamagedInput):
 
 
 @contextlib.contextmanager
-def open_stream(path: str, checksum: stores.Checksum | None = None) -> Iterator[BinaryIO]:
+def open_stream(
+    path: str,
+    checksum: stores.Checksum | None = None,
+    verified: bool = True,
+    read_ahead: int = stores.READ_AHEAD,
+) -> Iterator[BinaryIO]:
     """A buffered stream of the bytes in `path` (any fsspec path), with gzip, bzip2 and zstandard decompressed.
 
     The compression is recognised by the first bytes, not by the name. Several gzip members, bzip2 streams or zstandard
@@ -42,7 +46,8 @@ def open_stream(path: str, checksum: stores.Checksum | None = None) -> Iterator[
     The content of a gzip member or zstandard frame is returned after its checksum has been verified; bzip2 verifies
     each block. A member of more than 64 MiB is decompressed twice: first to verify it, then to return its content.
 
-    `checksum`, such as `Input.checksum`, sees which stored bytes are read, and how far reading is.
+    `checksum`, such as `Input.checksum`, sees which stored bytes are read, and how far reading is. `verified=False`:
+    checksums of members aren't waited for, which is enough to recognise a format. `read_ahead`: as `open_file` has it.
 
     Raises `UserError` if the file can't be opened and `DamagedInput` if it is empty. `read` raises `DamagedInput` where
     bytes are cut off or corrupt. Two kinds of damage can't be seen here: a cut exactly between two members, and a
@@ -50,18 +55,8 @@ def open_stream(path: str, checksum: stores.Checksum | None = None) -> Iterator[
 
         with open_stream("pages.xml.bz2") as stream: stream.read(10)  ->  b"<mediawiki"
     """
-    with open_file(path, checksum) as file, decompressed(file, path, checksum=checksum) as stream:
-        yield stream
-
-
-@contextlib.contextmanager
-def decompressed(
-    file: Any, path: str, verified: bool = True, checksum: stores.Checksum | None = None
-) -> Iterator[BinaryIO]:
-    """Like `open_stream`, for an open `file` at its start. `verified=False`: checksums aren't waited for, which is
-    enough to recognise a format."""
     advance = advancing(checksum)
-    with contextlib.ExitStack() as scratch:
+    with stores.open_file(path, checksum, read_ahead) as file, contextlib.ExitStack() as scratch:
         head = _peek(file, advance)
         if not head:
             raise DamagedInput(path, "byte 0", "empty file")
@@ -75,31 +70,7 @@ def decompressed(
             yield cast(BinaryIO, stream)
 
 
-@contextlib.contextmanager
-def open_file(
-    path: str,
-    checksum: stores.Checksum | None = None,
-    copied: bool = False,
-    read_ahead: int = stores.READ_AHEAD,
-) -> Iterator[Any]:
-    """The file at `path` (any fsspec path) as it is stored, for random access; `UserError` if it can't be opened.
-
-    `copied`: a remote file is first copied to a temporary file of this machine, for a format that would request parts
-    of the file more than once. `read_ahead`: bytes of a remote file that are fetched beyond those that are read.
-
-    Errors of reading the file pass through. If a remote store doesn't answer, requests are retried; then
-    StoreUnavailable is raised.
-    """
-    with contextlib.ExitStack() as stack:
-        with opening(path):
-            file = stack.enter_context(stores.open_file(path, checksum=checksum, read_ahead=read_ahead))
-        if copied and not stores.is_local(stores.filesystem(path)[0]):
-            file = _copy_of(file, stack)
-            file.seek(0)
-        yield file
-
-
-def _copy_of(file: Any, scratch: contextlib.ExitStack) -> Any:
+def copy_of(file: Any, scratch: contextlib.ExitStack) -> Any:
     """A temporary copy of the rest of `file`, which `scratch` removes."""
     try:
         copy = scratch.enter_context(tempfile.TemporaryFile())  # noqa: SIM115 (closed with `scratch`)
@@ -310,7 +281,7 @@ class Members:
         """Copies a remote file from `start` on to this machine, so that it can be read twice but is requested once."""
         read = self._file.tell() - start
         self._file.seek(start)
-        self._file, self._origin, self._is_local = _copy_of(self._file, self._scratch), start, True
+        self._file, self._origin, self._is_local = copy_of(self._file, self._scratch), start, True
         self._file.seek(read)
 
     def _where(self, known: int | None = None) -> str:

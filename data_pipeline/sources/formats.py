@@ -20,7 +20,7 @@ from data_pipeline.sources import (
     wikiextractor,
     wikipedia,
 )
-from data_pipeline.sources.decompress import decompressed, open_file
+from data_pipeline.sources.decompress import open_stream
 from data_pipeline.sources.format import Beginning, Format
 from data_pipeline.sources.record import Input, ReadStats, Record, wide_encoding
 
@@ -126,7 +126,7 @@ def refuse_other_format(file: Input, declared: str) -> None:
 def _head(path: str) -> bytes:
     """The first bytes of the content of the file at `path`; b"" if they can't be read."""
     try:
-        with open_file(path, read_ahead=_HEAD) as file, decompressed(file, path, verified=False) as stream:
+        with open_stream(path, verified=False, read_ahead=_HEAD) as stream:
             return stream.read(_HEAD)
     except StoreError:
         raise

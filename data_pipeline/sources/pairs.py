@@ -12,8 +12,8 @@ from typing import Any, BinaryIO, Literal
 import pyarrow as pa
 
 from data_pipeline.base.errors import one_line
+from data_pipeline.base.stores import open_file
 from data_pipeline.sources import tables
-from data_pipeline.sources.decompress import open_file
 from data_pipeline.sources.format import Format
 from data_pipeline.sources.jsonl import is_alone, json_object, string, strings, value_at
 from data_pipeline.sources.record import Input, ReadStats, Record, TextOptions, first_character, open_text, parsed_lines

@@ -14,9 +14,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from data_pipeline.base import stores
 from data_pipeline.base.errors import DamagedInput, UserError, one_line
 from data_pipeline.base.formatting import first_few
-from data_pipeline.sources.decompress import Advance, advancing, open_file
+from data_pipeline.sources.decompress import Advance, advancing, copy_of
 from data_pipeline.sources.format import Beginning, Format
 from data_pipeline.sources.record import FieldNames, IdsOption, Input, ReadStats, Record, record_of, text_of_ids
 
@@ -99,7 +100,11 @@ def rows(
     Counts `read`, and notes damage, as `read` says. Raises what `read` and `columns_of` raise.
     """
     ordinal = 0
-    with open_file(file.path, file.checksum, copied=not file.is_sample) as source:
+    with stores.open_file(file.path, file.checksum) as stored, contextlib.ExitStack() as scratch:
+        source = stored
+        if not file.is_sample and not stores.is_local(stores.filesystem(file.path)[0]):
+            source = copy_of(stored, scratch)  # reading a table requests parts of the file more than once
+            source.seek(0)
         try:
             table = kind(source, advancing(file.checksum))
             found = columns_of(table.schema)
@@ -123,7 +128,7 @@ def rows(
 
 def names(path: str) -> list[str]:
     """The names of the columns, and of the fields of structs in them: "translation", "translation.en"."""
-    with open_file(path) as source:
+    with stores.open_file(path) as source:
         is_parquet = source.read(len(_PARQUET)) == _PARQUET
         source.seek(0)
         return [

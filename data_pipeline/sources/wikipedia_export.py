@@ -18,9 +18,9 @@ from typing import BinaryIO, NamedTuple, cast
 from urllib.parse import urlsplit
 from xml.etree.ElementTree import Element, ParseError, XMLPullParser
 
-from data_pipeline.base import stores
 from data_pipeline.base.errors import DamagedInput, UserError
-from data_pipeline.sources.decompress import BZIP2, Members, advancing, open_file, open_stream
+from data_pipeline.base.stores import open_file
+from data_pipeline.sources.decompress import BZIP2, Members, advancing, open_stream
 from data_pipeline.sources.record import Input, Range
 from data_pipeline.text.wikitext.namespaces import normalised_namespace
 
@@ -147,7 +147,7 @@ def ranges(path: str, index_path: str, target_bytes: int) -> list[Range]:
 
         ranges("a.bz2", "index.txt.bz2", 1 << 26)  ->  [Range(0, 67108901), Range(67108901, None, 1420)]
     """
-    with stores.open_file(path, read_ahead=_MAGIC_BYTES) as file:
+    with open_file(path, read_ahead=_MAGIC_BYTES) as file:
         if not _begins_stream(file, 0):
             return [Range()]
     offsets, counts = _read_index(index_path)
@@ -188,7 +188,7 @@ def _read_index(index_path: str) -> tuple[list[int], list[int]]:
 
 def _check_index(path: str, index_path: str, offsets: list[int], counts: list[int], starts: list[int]) -> None:
     """Raises UserError unless a stream begins at each cut, and the first stream has as many pages as in the index."""
-    with stores.open_file(path, read_ahead=_MAGIC_BYTES) as file:
+    with open_file(path, read_ahead=_MAGIC_BYTES) as file:
         for offset in [*starts, offsets[0], offsets[-1]]:
             if not _begins_stream(file, offset):
                 raise UserError(f"{index_path}: is no index of {path}: no bzip2 stream begins at its byte {offset}")

@@ -334,7 +334,7 @@ def split_of(url: str, identity: str, held_out: int, modulus: int) -> str:
 
 
 class _LeftOut:
-    """A listener that gives ids to the records that a reader leaves out, such as redirects.
+    """Makes documents with ids of the records that a reader leaves out, such as redirects, for a listener.
 
     Their ordinals are those between two records. If there are more ordinals than records, as with blank lines, or more
     than 10,000 records, the id is the file's.
@@ -343,16 +343,13 @@ class _LeftOut:
     def __init__(self, spec: DocumentsSpec, file: InputSpec, listener: Listener):
         self._spec, self._file, self._listener = spec, file, listener
         self._next: int | None = file.range.first_ordinal  # of the first record that waits; None: unknown
-        self._waiting: list[tuple[Document, Dropped]] = []
+        self._waiting: list[tuple[str, str]] = []  # (rule, example)
 
-    def __call__(self, step: str, document: Document, why: Dropped) -> None:
-        if document.id:
-            self._listener(step, document, why)
-        else:
-            self._waiting.append((document, why))
-            if len(self._waiting) == _MOST_WAITING:
-                self._next = None
-                self._note()
+    def add(self, rule: str, example: str) -> None:
+        self._waiting.append((rule, example))
+        if len(self._waiting) == _MOST_WAITING:
+            self._next = None
+            self._note()
 
     def before(self, ordinal: int | None) -> None:
         """Notes the records since the last one, which come before the record `ordinal`; None: they are the last."""
@@ -363,10 +360,10 @@ class _LeftOut:
             self._next = ordinal + 1
 
     def _note(self) -> None:
-        for number, (document, why) in enumerate(self._waiting):
+        for number, (rule, example) in enumerate(self._waiting):
             known = None if self._next is None else self._spec.identity(self._file.file, self._next + number)
             identity = known or f"{self._spec.name}/{self._file.file}"
-            self._listener("reading", replace(document, id=identity, source=self._spec.name), why)
+            self._listener("reading", Document(identity, example, source=self._spec.name), Dropped(rule))
         self._waiting = []
 
 
@@ -384,7 +381,7 @@ def _write_input(
         damage = [Damage("a place unknown", masked(file.killed))]
         return InputResult(file.file, file.range, "unreadable", 0, 0, damage, again=True)
     left_out = _LeftOut(spec, file, listener) if listener else None
-    stats, documents, ends = ReadStats(Tally(left_out)), 0, list[UserError]()
+    stats, documents, ends = ReadStats(Tally(listener, left_out.add if left_out else None)), 0, list[UserError]()
     pages = _pages(spec, file, checksum, stats, holes, left_out)
     for record, document, may_be_newest in _until_error(context, pages, file, ends):
         parts.add(file.file, record, document, may_be_newest)

@@ -129,6 +129,8 @@ class Counts:
 
 Listener = Callable[[str, Document, Dropped], None]
 """Gets (name of the step, the document before the step, why it is dropped)."""
+LeftOut = Callable[[str, str], None]
+"""Gets (rule, example) of a record that a reader leaves out."""
 
 
 class Tally(Counts):
@@ -140,18 +142,18 @@ class Tally(Counts):
     tally.line("policy", "See our privacy policy for more.")  ->  tally.dropped_lines["policy"] == 1
     """
 
-    def __init__(self, listener: Listener | None = None):
+    def __init__(self, listener: Listener | None = None, left_out: LeftOut | None = None):
         super().__init__()
-        self._listener = listener
+        self._listener, self._left_out = listener, left_out
         self._items: dict[str, set[int]] = {}
         self._largest: dict[str, int] = {}  # for each rule that has enough examples, their largest hash
 
     def document(self, rule: str, example: str = "", number: int = 1) -> None:
-        """Counts `number` records that a reader leaves out; `rule` says why. The listener gets them without ids."""
+        """Counts `number` records that a reader leaves out, and tells `left_out` of each; `rule` says why."""
         self._count(rule, example, number)
-        if self._listener:
+        if self._left_out:
             for _ in range(number):
-                self._listener("reading", Document(text=example), Dropped(rule))
+                self._left_out(rule, example)
 
     def drop(self, step: str, document: Document, why: Dropped) -> None:
         """Counts a document that a step drops, and tells the listener."""
@@ -176,7 +178,7 @@ class Tally(Counts):
         self.masked_data[kind] += 1
 
     def add(self, other: Counts) -> None:
-        """Adds other counts and their examples. The listener doesn't get them."""
+        """Adds other counts and their examples. The listeners don't get them."""
         for one in fields(Counts):
             value = getattr(other, one.name)
             if isinstance(value, Counter):
@@ -190,7 +192,7 @@ class Tally(Counts):
                 self._keep(name, text)
 
     def recorded(self) -> Counts:
-        """The counts so far, without the listener, to be written to a file."""
+        """The counts so far, without the listeners, to be written to a file."""
         self.items = {name: sorted(items) for name, items in sorted(self._items.items())}
         return Counts(**{one.name: getattr(self, one.name) for one in fields(Counts)})
 

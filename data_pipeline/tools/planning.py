@@ -22,10 +22,10 @@ from data_pipeline.base.formatting import counted, duration, human_size
 from data_pipeline.base.local_store import LocalStore
 from data_pipeline.base.open_store import open_store
 from data_pipeline.base.processes import available_memory
+from data_pipeline.base.stores import open_file
 from data_pipeline.config import CorpusConfig, SourceConfig
 from data_pipeline.engine.work_units import Finished, Output, Result, Unit
 from data_pipeline.engine.workers import are_small, without_ray
-from data_pipeline.sources.decompress import open_file
 from data_pipeline.sources.formats import FORMATS
 from data_pipeline.sources.record import Range
 from data_pipeline.stages import documents, evaluation_sets, report, shards, table, tokenizer, tokens

@@ -66,7 +66,7 @@ def contains_bad_word(text: str, language: str) -> bool:
     return matcher is not None and matcher(text)
 
 
-def drops_page(text: str, language: str, url: str, filter_fraction: float = 1.0) -> bool:
+def drops_page(text: str, language: str, url: str, filter_fraction: float) -> bool:
     """Whether a page is dropped for bad words. Of the pages with bad words, the share `filter_fraction` is dropped.
 
     The URL decides as in TFDS: md5 of the normalised URL modulo the denominator of the float's exact fraction, compared
