@@ -129,8 +129,8 @@ def prepare_layers(model: nn.Module, compute: ComputeSection, stage: int) -> Non
             deepspeed.utils.set_z3_leaf_module(layer, True)
         if compiled or compute.activation_checkpointing:
             _refuse_other_layers(layer, "compile" if compiled else "activation_checkpointing")
-            options = _ON_CPUS if compiled and on_cpus else None
-            layer.prepare(BACKEND if compiled else None, compute.activation_checkpointing, options)
+            flags = _ON_CPUS if compiled and on_cpus else None
+            layer.prepare(BACKEND if compiled else None, compute.activation_checkpointing, flags)
 
 
 def _refuse_other_layers(layer: nn.Module, key: str) -> None:

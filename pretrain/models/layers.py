@@ -56,17 +56,10 @@ class Layer(nn.Module):
         prepared = self._in_training if self.training else None
         return (prepared or self.run)(*inputs, **options)
 
-    def prepare(
-        self,
-        backend: Any = None,
-        recomputed: bool = False,
-        compiler_options: dict[str, Any] | None = None,
-        **options: Any,
-    ) -> None:
-        """Has `run` compiled in training by a `backend` of torch.compile with `compiler_options`, unless None, and
-        recomputed in the backward pass if `recomputed`, with further `options` of `torch.utils.checkpoint.checkpoint`.
-        """
-        run = self.run if backend is None else torch.compile(self.run, backend=backend, options=compiler_options)
+    def prepare(self, backend: Any = None, recomputed: bool = False, flags: Any = None, **options: Any) -> None:
+        """Has `run` compiled in training by a `backend` of torch.compile with its options `flags`, unless None, and
+        recomputed in the backward pass if `recomputed`, with `options` of `torch.utils.checkpoint.checkpoint`."""
+        run = self.run if backend is None else torch.compile(self.run, backend=backend, options=flags)
         self._in_training = partial(checkpoint, run, use_reentrant=False, **options) if recomputed else run
 
 
